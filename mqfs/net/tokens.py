@@ -33,8 +33,9 @@ _NO_DIGEST = bytes(32)
 
 @attrs.frozen
 class Entry:
-    """A token of the file."""
+    """A token of the file. `user`: as its line names it."""
 
+    user: str
     grant: Grant
     digest: bytes
     expires: float = math.inf
@@ -43,12 +44,12 @@ class Entry:
 @attrs.frozen
 class Reading:
     """The file as it was read. `number`: of the readings, in the order in which they began. `signature`: of the file,
-    from before. `left_out`: a reason for each line without an entry. `is_news`: the one before did not say the same."""
+    from before. `unknown`: a text for each line of an unknown user. `is_news`: the one before did not say the same."""
 
     number: int
     signature: tuple[int, ...]
     entries: list[Entry]
-    left_out: list[str]
+    unknown: list[str]
     is_news: bool
 
 
@@ -59,7 +60,8 @@ class Tokens:
     of them.
 
         read, on any thread   ->  Reading 7  ->  replace: in force, unless one that began later is
-        it fails              ->  None: all stays; the signature does, too, so that the next tick asks for a reading
+        it fails              ->  None: all stays; the signature does, too, so that the next tick asks for a reading;
+                                  of an invalid file that is as it was, one after limits.NAMES_S
 
     All entries that were read are kept, also expired ones: the wall clock may have been wrong, and is put right.
     """
@@ -74,6 +76,7 @@ class Tokens:
         self._said: tuple[tuple[int, ...], list[str]] = self._sign(), []  # by a reading: the file, its faults
         self._reading = Reading(next(self._numbers), self._said[0], read_entries(path), [], is_news=False)
         self._look_up_at = math.inf  # monotonic: when users that were unknown may be known
+        self._invalid: tuple[tuple[int, ...], float] = (), -math.inf  # a file, and when it is read again; monotonic
         self._put_in_force()
 
     def user(self, secret: bytes, where: str = "") -> Grant | None:
@@ -111,10 +114,13 @@ class Tokens:
 
     def tick(self) -> bool:
         """Once a second: end what has expired. Whether the file is to be read again: it changed, or could not be read,
-        or had unknown users a while ago."""
+        or was invalid or had unknown users a while ago."""
         if not self._expired <= time.time() < self._expires:
             self._put_in_force()
-        return self._sign() != self._reading.signature or time.monotonic() >= self._look_up_at
+        signature, (invalid, again_at) = self._sign(), self._invalid
+        if signature == self._reading.signature:
+            return time.monotonic() >= self._look_up_at
+        return signature != invalid or time.monotonic() >= again_at
 
     def read(self, *, asked: bool = True) -> Reading | None:
         """The tokens of the file, for `replace`; of an invalid one None. On any thread: its users are looked up.
@@ -122,20 +128,38 @@ class Tokens:
         number, signature, entries = next(self._numbers), self._sign(), None
         wrong: list[str] = []
         try:
-            entries = read_entries(self.path, wrong)
+            entries = self._resolved(read_bytes(self.path), wrong)
         except BadConfig as error:
             wrong = [f"{error}; the tokens stay as they were"]
+            if not isinstance(error, _NotRead):
+                self._invalid = signature, time.monotonic() + limits.NAMES_S
         is_news, self._said = asked or self._said != (signature, wrong), (signature, wrong)
         for text in wrong if is_news else ():
             log.warning("%s", text)
         return None if entries is None else Reading(number, signature, entries, wrong, is_news)
+
+    def _resolved(self, data: bytes, unknown: list[str]) -> list[Entry]:
+        """The tokens of the data of the file. `unknown`: gets a text for each line whose user the system does not know:
+        a directory service that is away looks the same as a user who was removed. One that is in force stays, a new one
+        is left out. Raises BadConfig."""
+        entries = []
+        known = {(entry.grant.id, entry.digest, entry.user): entry.grant.uid for entry in self._reading.entries}
+        for where, line in parse_lines(self.path, data):
+            uid = identity.user_number(line.user)
+            if uid is None:
+                uid = known.get((line.id, line.digest, line.user))
+                ends = "is not valid" if uid is None else f"stays that of user {uid}"
+                unknown.append(f"{where}: unknown user {line.user!r}: token {line.id} {ends}")
+            if uid is not None:
+                entries.append(_entry(line, uid))
+        return entries
 
     def replace(self, reading: Reading | None) -> None:
         """Put the tokens in force that `read` returned."""
         if reading is None or reading.number < self._reading.number:
             return
         self._reading = reading
-        self._look_up_at = time.monotonic() + limits.NAMES_S if reading.left_out else math.inf
+        self._look_up_at = time.monotonic() + limits.NAMES_S if reading.unknown else math.inf
         self._put_in_force()
         if reading.is_news:
             log.info("%s: %d tokens read", self.path, len(self._entries))
@@ -162,19 +186,19 @@ class Tokens:
                 end(ended)
 
 
-def read_entries(path: str, left_out: list[str] | None = None) -> list[Entry]:
-    """The tokens of a file. `left_out`: gets why, of each line that is left out, as the system does not know its user;
-    None: such a line is refused. Raises BadConfig."""
+def read_entries(path: str) -> list[Entry]:
+    """The tokens of a file. Raises BadConfig, also where the system does not know a user."""
     entries = []
     for where, line in parse_lines(path, read_bytes(path)):
         uid = identity.user_number(line.user)
-        if uid is not None:
-            entries.append(Entry(Grant(uid, line.id, line.scope, line.path), line.digest, line.expires))
-            continue
-        if left_out is None:
+        if uid is None:
             raise BadConfig(f"{where}: unknown user {line.user!r} (expected one of getent passwd)")
-        left_out.append(f"{where}: unknown user {line.user!r}: token {line.id} is not valid")
+        entries.append(_entry(line, uid))
     return entries
+
+
+def _entry(line: TokenLine, uid: int) -> Entry:
+    return Entry(line.user, Grant(uid, line.id, line.scope, line.path), line.digest, line.expires)
 
 
 def parse_lines(path: str, data: bytes) -> list[tuple[str, TokenLine]]:
@@ -190,6 +214,10 @@ def parse_lines(path: str, data: bytes) -> list[tuple[str, TokenLine]]:
     return found
 
 
+class _NotRead(BadConfig):
+    """A file that cannot be read as it is, whatever is in it."""
+
+
 def read_bytes(path: str, owner: int | None = None) -> bytes:
     """The file, if its owner (root or this user, or `owner`) alone may read and write it. Raises BadConfig."""
     try:
@@ -197,11 +225,11 @@ def read_bytes(path: str, owner: int | None = None) -> bytes:
             status = os.fstat(file.fileno())
             data = file.read(limits.TOKEN_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as error:
-        raise BadConfig(f"--token-file {path}: {error.strerror} (expected a readable file)") from None
+        raise _NotRead(f"--token-file {path}: {error.strerror} (expected a readable file)") from None
     if not stat.S_ISREG(status.st_mode):
-        raise BadConfig(f"--token-file {path}: not a regular file (expected a file of mode 600)")
+        raise _NotRead(f"--token-file {path}: not a regular file (expected a file of mode 600)")
     if status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid(), owner):
-        raise BadConfig(f"--token-file {path}: open to others (expected mode 600, owned by the server's user or root)")
+        raise _NotRead(f"--token-file {path}: open to others (expected mode 600, owned by the server's user or root)")
     if len(data) > limits.TOKEN_FILE_BYTES:
         raise BadConfig(f"--token-file {path}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
     return data

@@ -8,12 +8,13 @@ import pwd
 import resource
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from mqfs import limits
 from mqfs.errors import Denied, Disconnected, MqfsError
 from mqfs.net import tokens
 from mqfs.ninep.client import connection
@@ -132,7 +133,6 @@ def test_what_is_wrong_is_logged_once_and_when_it_is_asked_for(
         """What two readings log, the first of which may be asked for."""
         caplog.clear()
         for asks in (asked, False):
-            assert known.tick() or asks
             known.replace(known.read(asked=asks))
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -147,6 +147,60 @@ def test_what_is_wrong_is_logged_once_and_when_it_is_asked_for(
     known.replace(known.read(asked=False))
     assert not known.tick()
     assert known.user(SECRET.encode()) is not None
+
+
+def some_bytes(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    file.chmod(0o600)
+
+
+INVALID = {
+    "malformed": f"{ME} x\n".encode(),
+    "not UTF-8": line_of(ME, OTHER).encode()[:-1] + b" note=\xff\n",
+    "an ID twice": line_of(ME, OTHER).encode() * 2,
+    "too long": b"#" * (limits.TOKEN_FILE_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_an_invalid_file_is_read_again_when_it_changes_and_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Not each second: it has up to 9,000 lines."""
+    file = token_file(tmp_path, line_of(ME, SECRET))
+    known = tokens.Tokens(str(file))
+    some_bytes(file, INVALID[what])
+    assert known.tick()
+    for after_s, again in ((3600.0, False), (0.0, True)):
+        monkeypatch.setattr(limits, "NAMES_S", after_s)
+        known.replace(known.read())
+        assert known.tick() == again
+    monkeypatch.undo()
+    known.replace(known.read())
+    some_bytes(file, b"# another\n" + INVALID[what])
+    assert known.tick()
+    known.replace(known.read())
+    assert not known.tick()
+    some_bytes(file, line_of(ME, OTHER).encode())
+    assert known.tick()
+    known.replace(known.read())
+    assert [known.user(secret.encode()) is not None for secret in (SECRET, OTHER)] == [False, True]
+    assert not known.tick()
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, make_folder, lambda file: file.chmod(0o640)])
+def test_a_file_that_cannot_be_read_is_looked_at_each_second(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    file = token_file(tmp_path, line_of(ME, SECRET))
+    known = tokens.Tokens(str(file))
+    spoil(file)
+    for _ in range(3):
+        assert known.tick()
+        known.replace(known.read())
 
 
 # ------------------------------------------------------------ users that the system does not know
@@ -165,38 +219,69 @@ def server(tmp_path: Path, names: Names) -> Iterator[Served]:
         yield made
 
 
+EDITS: dict[str, Callable[[Served], object]] = {
+    "none": lambda server: None,
+    "a comment": lambda server: append(server.folder / "tokens", b"# ours\n"),
+    "a new token": lambda server: append(server.folder / "tokens", line_of("root", secret_of("1a1b")).encode()),
+    "another's is revoked": lambda server: command(server.folder, "revoke", "0a0b"),
+}
+
+
 @needs_daemon
-def test_the_tokens_of_a_user_are_left_out_while_the_system_does_not_know_it(server: Served, names: Names) -> None:
-    file = server.folder / "tokens"
+@pytest.mark.parametrize("edit", EDITS)
+def test_tokens_in_force_stay_while_the_system_does_not_know_their_user(
+    server: Served, names: Names, edit: str
+) -> None:
+    """Also without an edit: the file is read again because of another's line."""
+    append(server.folder / "tokens", line_of("no-such-user", NEWER).encode())
+    eventually(lambda: "unknown user 'no-such-user': token 0e0f is not valid" in server.text(), "a line is left out")
+    with connection.connect(server.tcp, token=OTHER, timeout=HANG_S) as client, names.being("away"):
+        EDITS[edit](server)
+        eventually(lambda: "unknown user 'daemon': token 0c0d" in server.text(), "it is unknown")
+        if edit == "another's is revoked":
+            eventually(lambda: not is_known(server.tcp, SECRET), "that is in force")
+        assert client.list("")
+        assert is_known(server.tcp, OTHER)
+        assert not is_known(server.tcp, NEWER)
+    assert "token 0c0d revoked, changed or expired" not in server.text()
 
-    def is_root_revoked() -> bool:
-        return not is_known(server.tcp, SECRET)
 
-    assert is_known(server.tcp, OTHER)
+DIGEST = "mq_0c0d_" + "y" * 43  # another secret of the ID of OTHER
+CHANGED = {
+    "a new one": (line_of("root", SECRET) + line_of("daemon", OTHER) + line_of("daemon", NEWER), NEWER),
+    "another secret of an ID": (line_of("root", SECRET) + line_of("daemon", DIGEST), DIGEST),
+    "another user of a secret": (line_of("daemon", SECRET), SECRET),
+}
+
+
+@needs_daemon
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_new_token_is_left_out_while_the_system_does_not_know_its_user(
+    server: Served, names: Names, what: str
+) -> None:
+    file, (text, secret) = server.folder / "tokens", CHANGED[what]
+    text += line_of("no-such-user", secret_of("1a1b"))  # so that it is read again
     with names.being("away"):
-        file.write_text(file.read_text() + line_of("root", NEWER))
-        eventually(lambda: "line 2: unknown user 'daemon'" in server.text(), "its line is left out")
-        assert not is_known(server.tcp, OTHER)
-        assert is_known(server.tcp, NEWER)
-        assert command(server.folder, "revoke", "0a0b").returncode == 0
-        eventually(is_root_revoked, "the other's token is revoked")
-    eventually(lambda: is_known(server.tcp, OTHER), "it is known again, and the file is as it was")
-    assert is_root_revoked()
+        file.write_text(text)
+        eventually(lambda: f"token {secret[3:7]} is not valid" in server.text(), "its line is left out")
+        eventually(lambda: not is_known(server.tcp, secret), "it is not valid")
+    eventually(lambda: is_known(server.tcp, secret), "its user is known again, and the file is as it was")
 
 
 @needs_daemon
 def test_an_unknown_user_is_logged_once(tmp_path: Path, names: Names) -> None:
     """Though it is looked up again and again: seen by the token that is valid when it is known."""
     with Served(tmp_path, names, "NAMES_S=0.01 NAMES_WAIT_S=0.2 NAMES_KEPT_S=0.01") as server:
+        unknown = "unknown user 'daemon': token 0e0f"
         with names.being("away"):
-            append(tmp_path / "tokens", b"\n")
-            eventually(lambda: "unknown user 'daemon'" in server.text(), "its line is left out")
+            append(tmp_path / "tokens", line_of("daemon", NEWER).encode())
+            eventually(lambda: unknown in server.text(), "its line is left out")
             for _ in range(3):
                 lines = server.text().count("tokens read")
                 append(tmp_path / "tokens", b"# another\n")
                 eventually(lambda lines=lines: server.text().count("tokens read") > lines, "it is read again")
-        eventually(lambda: is_known(server.tcp, OTHER), "it is known")
-        assert server.text().count("tokens read") == server.text().count("unknown user 'daemon'") + 1
+        eventually(lambda: is_known(server.tcp, NEWER), "it is known")
+        assert server.text().count("tokens read") == server.text().count(unknown) + 1
 
 
 # ------------------------------------------------------------ two readings at once
