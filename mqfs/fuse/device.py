@@ -131,6 +131,8 @@ class ParkedRequest:
             self.requests.remove(self)
             self.requests.device.refuse(self.unique, errno.EINTR)
 
+    interrupt = cancel
+
 
 class Request:
     """A request with a task: copied from the device's buffer, which the next one overwrites."""
@@ -149,10 +151,15 @@ class Request:
 class WaitingTask:
     """The task of a request, while it waits."""
 
-    __slots__ = ("scope", "uid", "unique")
+    __slots__ = ("_until", "scope", "uid", "unique")
 
-    def __init__(self, unique: int, uid: int | None) -> None:
+    def __init__(self, unique: int, uid: int | None, least_s: float) -> None:
+        """`least_s`: the seconds from now for which it continues though it was interrupted."""
         self.unique, self.uid, self.scope = unique, uid, trio.CancelScope()
+        self._until = trio.current_time() + least_s
+
+    def interrupt(self) -> None:
+        self.scope.deadline = self._until
 
     def cancel(self) -> None:
         self.scope.cancel()
@@ -174,18 +181,19 @@ class ParkedRequests:
         request = self.by_unique[unique] = ParkedRequest(self, unique, step, then, uid)
         step.subscribe(request)
 
-    async def wait(self, request: Request, step: Step[T]) -> T:
-        """In the task of a request: the result of a step. Raises Interrupted where the request was interrupted and the
-        step cancelled, OverLimit where one over the limit can be cancelled."""
+    async def wait(self, request: Request, step: Step[T], least_s: float = 0.0) -> T:
+        """In the task of a request: the result of a step. `least_s`: the seconds for which no interrupt ends it.
+        Raises Interrupted where the request was interrupted and the step cancelled, OverLimit where one over the limit
+        can be cancelled."""
         if not isinstance(step, Wait):
             return step
         if step.settled:
             return step.result()
         unique = request.unique
-        task = self.by_unique[unique] = WaitingTask(unique, _acquire(self.tasks, request.uid, step))
+        task = self.by_unique[unique] = WaitingTask(unique, _acquire(self.tasks, request.uid, step), least_s)
         if unique in self.early:
             del self.early[unique]
-            task.cancel()
+            task.interrupt()
         try:
             with task.scope:
                 return await await_step(step)
@@ -201,7 +209,7 @@ class ParkedRequests:
         """Cancel a request, or remember to. One that can no longer be cancelled is answered as if it was not asked."""
         request = self.by_unique.get(unique)
         if request is not None:
-            request.cancel()
+            request.interrupt()
         elif not self.closing:
             self.early[unique] = None
             if len(self.early) > limits.INTERRUPTS:

@@ -1,8 +1,8 @@
 """The requests of a mount that make, change, open and remove files: each has a task, as it may wait.
 
 A request that waits holds up no other. It counts against its user's share of the requests that wait, and an interrupt
-ends it, where that can still be (see `Wait.cancel`). After a change, the look at the new attributes is not
-interrupted: the caller would take the change for not made.
+ends it, where that can still be (see `Wait.cancel`); an open that waits for its snapshot, after LEAST_S. After a
+change, the look at the new attributes is not interrupted: the caller would take the change for not made.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
 repeat the check, for each name of a path with bits that it has to fetch first, and could only agree. The umask, on the
@@ -25,6 +25,7 @@ from mqfs.fuse.nodes import Files, Nodes
 from mqfs.model import Stat, User, Wait
 from mqfs.serving.await_step import await_step
 
+LEAST_S = 2.0  # of an open, before a signal ends it: programs do not expect EINTR of a file that is there soon
 BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
 
 
@@ -55,6 +56,8 @@ class Operations:
             self._device.refuse(request.unique, error.errno)
         except Exception:
             self._device.bug(request.unique, f"request {opcode}")
+        finally:
+            self._parked.early.pop(request.unique, None)
 
     async def _finish(self, request: Request, step: Any) -> None:
         """Reply that it is done, when a step is."""
@@ -152,7 +155,7 @@ class Operations:
         try:
             opened: Wait[Any] = Wait(lambda _: True)  # it can be left at any time: the file is closed then
             opened.follow(handle.opening)
-            await self._parked.wait(request, opened)
+            await self._parked.wait(request, opened, LEAST_S)
         except BaseException:
             self._files.close(fh)
             raise

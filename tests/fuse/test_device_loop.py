@@ -24,6 +24,7 @@ from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.model import User
 from mqfs.store.memory import MemoryStore
+from tests.support.timers import ring_timers
 
 USER = User(0, 0)
 
@@ -206,6 +207,25 @@ def test_an_open_that_waits_is_interrupted_and_closed() -> None:
         assert await bench.reply() == (24, errno.EINTR, b"")
         assert (bench.tree.open_files.count, len(bench.files.open)) == (files, files)
         assert (bench.loop.parked.tasks.used, len(bench.loop.parked.by_unique)) == (0, 0)
+
+    with_bench(check)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_open_that_is_soon_done_is_not_interrupted(first: bool) -> None:
+    async def check(bench: Bench) -> None:
+        if first:
+            bench.ask(protocol.INTERRUPT, 21, protocol.U64.pack(20))
+        open_snapshot(bench, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        if not first:
+            bench.ask(protocol.INTERRUPT, 21, protocol.U64.pack(20))
+            await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ring_timers, bench.tree)
+            assert (await bench.reply())[:2] == (20, 0)
+            nursery.cancel_scope.cancel()
+        assert (bench.loop.parked.tasks.used, len(bench.loop.parked.early)) == (0, 0)
 
     with_bench(check)
 

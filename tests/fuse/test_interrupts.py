@@ -84,6 +84,31 @@ print(os.read(fd, 10))
         assert child.line() == "b'x'"
 
 
+def test_no_signal_ends_an_open_of_a_snapshot(mq: Path, served: Served) -> None:
+    """Not one that is there soon, and whose handler asks for a restart."""
+    (mq / "ctl").write_text("data line\n")
+    with open(mq / "s", "wb", buffering=0) as file:
+        for _ in range(20):
+            file.write(b"x\n" * 1000)
+    program = """
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, False)
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+failed = 0
+for number in range(30):
+    fd = libc.open(os.fsencode(mq + ("/.kept/s", "/.stats")[number % 2]), os.O_RDONLY)
+    if fd < 0: failed += 1
+    else: libc.close(fd)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(failed)
+"""
+    with Child(mq, program) as child:
+        assert child.line() == "0"
+    assert served.sizes()["waiting"] == 0
+
+
 def test_a_writer_without_room_can_be_interrupted_and_has_written_nothing(mq: Path, served: Served) -> None:
     (mq / "ctl").write_text("depth 1\nfull block\n")
     (mq / "s").write_text("1")
