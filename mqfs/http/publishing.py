@@ -325,11 +325,20 @@ async def append(call: Call, group: Any, file: str, data: bytes) -> int:
 
 
 async def ask(
-    call: Call, group: Any, file: str, data: bytes, most: float | None = None, check: Callable[[], None] | None = None
+    call: Call,
+    group: Any,
+    file: str,
+    data: bytes,
+    most: float | None = None,
+    check: Callable[[], None] | None = None,
+    *,
+    had_turn: bool = False,
 ) -> list[bytes]:
     """The words that answer a write to `.put` or `.batch`; none: it was discarded. `most`: seconds that it waits for
-    room, whatever the request says. `check` is called right before the write, and raises what refuses it."""
+    room, whatever the request says. `check` is called right before the write, and raises what refuses it. `had_turn`:
+    it is not counted against the rate of its user, as it was before."""
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
+    handle.had_turn = had_turn
     try:
         if file == ".batch" and len(data) > PORTION_BYTES:
             await _prepare(call, handle, data)

@@ -14,7 +14,7 @@ FRONT_ENDS = ("mqfs/bridge", "mqfs/fq", "mqfs/http", "mqfs/ninep", "mqfs/ring")
 IDENTITY = {"uid", "gid", "groups", "grant"}  # of a user
 # Parts of a group, which the tree changes for a user; and what only looks at them.
 PARTS = {"consumers", "held", "log", "publisher", "retention", "store", "transactions", "views"}
-LOOKS = {"bounds", "get", "items", "keys", "of", "require_writable", "values"}
+LOOKS = {"bounds", "get", "has_room", "items", "keys", "of", "require_writable", "values"}
 MAKES = {"make_stream", "remove_stream", "rename_stream"}
 
 # By function: how many such places, and why none of them is a client's wish without its rights.

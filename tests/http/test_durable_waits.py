@@ -1,4 +1,4 @@
-"""Writes of Durable Streams that would wait, for room or for the rate of their user, while they hold a lock."""
+"""Writes of Durable Streams that lack room, or are beyond the rate of their user: they wait, but hold no lock then."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import cast
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from mqfs import limits
 from mqfs.http.dialects.durable_streams import table
+from mqfs.model import Step, Wait
 from mqfs.quotas import Quota, Quotas
 from mqfs.store.store import DiskStore
 from tests.engine.subject import USER
@@ -45,16 +49,27 @@ class Scene:
     def body(self, name: str) -> bytes:
         return bytes(self.subject.ask(1, "GET", f"../in/{name}").body)
 
-    def block(self) -> None:
-        """Where the group is full, writes wait."""
+    def write(self, name: str, data: bytes) -> Step[int]:
+        """What a write by another program comes to, to a file of the group."""
+        steps = list[Step[int]]()
 
         def write() -> None:
             tree, group = self.subject.tree, self.subject.group.groups["in"]
-            ctl = tree.open(USER, tree.walk(USER, group, "ctl"), os.O_WRONLY)
-            ctl.write(b"full block\n")
-            ctl.close()
+            handle = tree.open(USER, tree.walk(USER, group, name), os.O_WRONLY)
+            steps.append(handle.write(data))
+            if name == "ctl":
+                handle.close()
 
         self.subject.call(write)
+        return steps[0]
+
+    def sizes(self) -> list[int]:
+        """Bytes of the logs of all groups."""
+        return [group.log.upkeep.size for group in self.subject.tree.groups.values()]
+
+    def pass_time(self) -> None:
+        """More than a client waits for its turn."""
+        self.subject.call(lambda: cast(MockClock, trio.lowlevel.current_clock()).jump(limits.DURABLE_WAIT_S + 1))
 
     def exhaust(self) -> None:
         """Let writes have to wait from now on."""
@@ -63,7 +78,7 @@ class Scene:
             many = b"[%s]" % b",".join([b"1"] * 10 * RATE)
             assert self.ask("PUT", "many", many, Content_Type="application/json") == 201
             return
-        self.block()
+        self.write("ctl", b"full block\n")
         for size in (10_000, 100, 1):
             while (status := self.ask("POST", "big", bytes(size))) == 204:
                 pass
@@ -87,28 +102,75 @@ def serving(why: str) -> Iterator[Scene]:
             scene.subject.abandon()
 
 
-NEW = "make in a new group"
 WRITES: dict[str, tuple[Callable[[Scene], int], int]] = {
-    "make": (lambda scene: scene.ask("PUT", "new"), 201),
-    NEW: (lambda scene: scene.ask("PUT", "new/in/s", b"x"), 201),
+    "make": (lambda scene: scene.ask("PUT", "new", b"x"), 201),
+    "make in a new group": (lambda scene: scene.ask("PUT", "new/in/s", b"x"), 201),
     "append": (lambda scene: scene.ask("POST", "s", b"x"), 204),
     "close": (lambda scene: scene.ask("POST", "s", Stream_Closed="true"), 204),
     "delete": (lambda scene: scene.ask("DELETE", "s"), 204),
 }
-CASES = [("rate", write) for write in WRITES] + [("room", write) for write in WRITES if write != NEW]  # it has room
+IN_FULL = ["make", "append", "close", "delete"]  # a new group has room
 
 
-@pytest.mark.parametrize(("why", "write"), CASES)
-def test_a_write_that_would_wait_is_refused_at_once(why: str, write: str) -> None:
+def has_done_nothing(scene: Scene) -> bool:
+    there = [scene.ask("HEAD", name) for name in ("new", "new/in/s")]
+    return scene.body("s") == scene.body("f") == b"old" and there == [404, 404]
+
+
+@pytest.mark.parametrize("write", IN_FULL)
+def test_a_write_without_room_is_refused_at_once(write: str) -> None:
     """It has done nothing then, and can be repeated."""
     ask, done = WRITES[write]
-    with serving(why) as scene:
+    with serving("room") as scene:
         for _ in range(2):
             assert ask(scene) == 503
-        assert scene.body("s") == scene.body("f") == b"old"
-        assert scene.ask("HEAD", "new") == scene.ask("HEAD", "new/in/s") == 404
+        assert has_done_nothing(scene)
         scene.relieve()
         assert ask(scene) == done
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_beyond_the_rate_waits_for_its_turn_without_a_lock(write: str) -> None:
+    """Its user's other writes have theirs before and after it."""
+    ask, done = WRITES[write]
+    with serving("rate") as scene:
+        steps = [scene.write("many", b"1")]
+        assert ask(scene) == 0
+        steps.append(scene.write("many", b"2"))
+        assert has_done_nothing(scene)
+        assert scene.ask("PUT", "s") == 200  # the lock of who makes streams is free
+        assert scene.ask("POST", "s", b"1", Content_Type="application/json") == 409  # that of who appends, too
+        scene.subject.tick(20)
+        scene.subject.settle()
+        assert [(wait, reply.status) for wait, reply in scene.subject.answers] == [(1, done)]
+        assert [isinstance(step, Wait) and step.settled for step in steps] == [True, True]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_turn_that_does_not_come_in_time_is_given_up(write: str) -> None:
+    ask, done = WRITES[write]
+    with serving("rate") as scene:
+        before = scene.sizes()
+        for count in (1, 2):
+            assert ask(scene) == 0
+            scene.pass_time()
+            scene.subject.settle()
+            assert [reply.status for _, reply in scene.subject.answers] == [503] * count
+        assert has_done_nothing(scene)
+        assert scene.sizes() == before
+        scene.relieve()
+        assert ask(scene) == done
+
+
+@pytest.mark.parametrize("full", ["block", "reject", "drop-new"])
+def test_a_stream_that_is_refused_adds_nothing_to_the_log(full: str) -> None:
+    """Nothing bounds how often it is tried."""
+    with serving("room") as scene:
+        scene.write("ctl", f"full {full}\n".encode())
+        before = scene.sizes()
+        for body in (b"", b"x", bytes(1_000)):
+            assert scene.ask("PUT", "new", body) in (503, 507)
+        assert scene.sizes() == before
 
 
 @pytest.mark.parametrize("why", ["rate", "room"])

@@ -31,6 +31,7 @@ class OpenFile:
     auto_ack = False  # a message is acked by being read
     publishes = False  # what is written to it are messages
     may_publish = False  # some of it are
+    had_turn = False  # what is written to it was counted before against the rate of its user
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
     last: PartialRead | None = None  # what a message file gave last

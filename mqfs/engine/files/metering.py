@@ -50,9 +50,9 @@ class Pace:
 
 @attrs.define(eq=False)
 class QueuedWrite:
-    """A write that waits for its turn; `step`: what it came to then."""
+    """A write that waits for its turn; `step`: what it came to then. `handle`: None where others perform it."""
 
-    handle: OpenFile
+    handle: OpenFile | None
     perform: Callable[[], Step[int]]
     messages: int
     size: int
@@ -137,11 +137,27 @@ class Meter:
 
     # ------------------------------------------------------------ rates
 
+    def try_turn(self, messages: int, size: int) -> bool:
+        """Count a write of that number of messages and bytes that is performed elsewhere. False: it has to wait for its
+        turn, and is not counted."""
+        if self._queue or self._delay_ns(messages, size):
+            return False
+        self._perform(QueuedWrite(None, lambda: 0, messages, size))
+        return True
+
+    def turn(self, messages: int, size: int) -> Step[int]:
+        """As `try_turn`, when its turn comes."""
+        return self._perform_in_turn(QueuedWrite(None, lambda: 0, messages, size))
+
     def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
+        if handle.had_turn:
+            return perform()
         messages = handle.count_messages(data)
         if not messages and not handle.publishes and all(other.handle is not handle for other in self._queue.values()):
             return perform()  # of this file none waits that came before
-        queued = QueuedWrite(handle, perform, messages, len(data) if handle.publishes else 0)
+        return self._perform_in_turn(QueuedWrite(handle, perform, messages, len(data) if handle.publishes else 0))
+
+    def _perform_in_turn(self, queued: QueuedWrite) -> Step[int]:
         if not self._queue and not self._delay_ns(queued.messages, queued.size):
             return self._perform(queued)
         wait: Wait[int] = Wait(lambda wait: self._cancel(wait, queued))

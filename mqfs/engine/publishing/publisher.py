@@ -135,6 +135,17 @@ class Publisher:
         finally:
             stream.blocked = writers
 
+    def has_room(self, totals: Mapping[Stream, int], size: int) -> bool:
+        """Whether a batch would be appended now; not with `full drop-old`, which cuts for it, nor with a `depth`.
+        `totals`: its messages by stream; `size`: its bytes in the log. Raises StreamFull."""
+        if any(stream.blocked for stream in totals):
+            return False
+        if self.consumers.bounded and admission.lacking_backlog(self.log.settings, totals) is not None:
+            return False
+        is_found = self.retention.take_room(size)
+        self.retention.room += size  # it was only asked
+        return is_found
+
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
         """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish
         before the append, ends first."""

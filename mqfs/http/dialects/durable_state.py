@@ -245,6 +245,14 @@ class Catalog:
                 await groups.write(call, ctl, f"drop {CATALOG} {words}\n".encode())
                 await call.front.pause()
 
+    def has_room(self, records: int, size: int) -> bool:
+        """Whether a batch with that number of records of the catalog would be appended now. `size`: bytes of all of it
+        in the log. Raises StreamFull."""
+        there = self.group.streams.get(CATALOG)
+        if self.group.settings.full == "drop-old":  # what is oldest goes for it
+            return True
+        return bool(self.group.publisher.has_room({} if there is None else {there: records}, size))
+
     def _set(self, number: int, config: Config | None) -> None:
         before = self._configs.pop(number, None)
         if before is not None:

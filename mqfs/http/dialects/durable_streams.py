@@ -40,6 +40,7 @@ from mqfs.http.dialects.durable_state import (
     is_header,
     is_used,
 )
+from mqfs.http.dialects.durable_turns import Turn, in_turn, stored_bytes
 from mqfs.http.route import APPEND, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
@@ -181,6 +182,10 @@ async def read(call: Call) -> Answer:
 
 async def append(call: Call) -> Answer:
     """POST: messages, the end of the stream, or both."""
+    return await in_turn(call, partial(_append, call))
+
+
+async def _append(call: Call, turn: Turn) -> Answer:
     call.tree.access(call.user, call.target.node, os.W_OK)
     producer, seq, closes = _producer(call), call.request.headers.get("stream-seq", ""), _flag(call, "stream-closed")
     if not call.body and not closes:
@@ -203,7 +208,7 @@ async def append(call: Call) -> Answer:
         if seq and seq <= state.seq:
             return _conflict(f"stream-seq {seq!r}: not above the last one, {state.seq!r}")
         after = state.after(producer, seq, close=closes)
-        await _write(call, catalog, stream, after, messages)
+        await _write(call, catalog, stream, after, messages, turn)
     head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(after.tail))]
     head += [("Stream-Closed", "true")] if closes else []
     if producer is None:
@@ -276,18 +281,25 @@ async def _messages(call: Call, name: str, kind: str, prefix: Sequence[bytes] = 
     return Messages(name, await publishing.gathered(call, frames()), last, count)
 
 
-async def _write(
-    call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: Messages, begin: bytes = b""
-) -> None:
-    """Append messages, with the state after them; `begin`: a frame before them. Others wait for the lock that is held
-    here, so nothing else than the disk is waited for. Raises NotFound where the stream was removed meanwhile: another
-    may have its name; Again where there is no room, or its user is beyond the rate of its quota."""
+def _frames(after: StreamState, messages: Messages, begin: bytes) -> tuple[bytes, int]:
+    """The data for `.batch`: the frame `begin`, messages, and with the last one the state after them; and the number
+    of messages of the stream."""
     pieces, last, count = [begin, messages.frames], messages.last, messages.number + after.closed
     if after.closed and messages.number:
         pieces.append(publishing.frame(messages.name, last))
     if count:
         pieces.append(publishing.frame(messages.name, b"" if after.closed else last, after.encode()))
-    if not (data := b"".join(pieces)):
+    return b"".join(pieces), count
+
+
+async def _write(
+    call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: Messages, turn: Turn, begin: bytes = b""
+) -> None:
+    """Append messages, with the state after them; `begin`: a frame before them. Others wait for the lock that is held
+    here, so nothing else than the disk is waited for. Raises NotFound where the stream was removed meanwhile: another
+    may have its name; Again where there is no room, or it has to wait for its turn."""
+    data, count = _frames(after, messages, begin)
+    if not data:
         return
 
     def check() -> None:
@@ -295,10 +307,11 @@ async def _write(
             raise NotFound(f"stream {messages.name!r}: removed")
 
     call.front.hold(len(messages.frames) + len(data))
+    turn.take(count + bool(begin), len(data))
     try:
-        words = await publishing.ask(call, catalog.group, ".batch", data, 0, check)
+        words = await publishing.ask(call, catalog.group, ".batch", data, 0, check, had_turn=True)
     except Again:
-        raise Again(f"stream {messages.name!r}: no room, or beyond the rate of its user (try again)") from None
+        raise Again(f"stream {messages.name!r}: no room (try again)") from None
     except BaseException:  # perhaps it was appended, and only its client is gone
         catalog.forget(stream)
         raise
@@ -316,9 +329,13 @@ async def _write(
 
 async def create(call: Call) -> Answer:
     """PUT: a new stream, or one that is there and is just like it."""
+    return await in_turn(call, partial(_create_or_undo, call))
+
+
+async def _create_or_undo(call: Call, turn: Turn) -> Answer:
     made = list[Any]()
     try:
-        answer = await _create(call, made)
+        answer = await _create(call, made, turn)
     except BaseException:  # also where its client is gone
         await _unmake_groups(call, made)
         raise
@@ -327,9 +344,12 @@ async def create(call: Call) -> Answer:
     return answer
 
 
-async def _create(call: Call, made: list[Any]) -> Answer:
+async def _create(call: Call, made: list[Any], turn: Turn) -> Answer:
     """The answer; groups that are made for it are added to `made`, the outermost first."""
     asked, closes = _config(call), _flag(call, "stream-closed")
+    if call.target.kind == "nothing" and turn.is_bounded:  # before a group is made
+        first = await _messages(call, call.target.name, asked.kind or BYTES)
+        turn.take(first.number + closes + 1, len(first.frames) + len(first.last))
     call = await _in_its_group(call, made)
     catalog = await catalog_of(call, call.group)
     async with catalog.lock.held(call):
@@ -358,21 +378,24 @@ async def _create(call: Call, made: list[Any]) -> Answer:
         if source is not None:
             asked.fork, prefix = await _place(call, catalog, source)
         messages = await _messages(call, call.target.name, asked.kind, prefix)
-        return await _made(call, catalog, asked, messages, closes)
+        return await _made(call, catalog, asked, messages, closes, turn)
 
 
-async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages, closes: bool) -> Answer:
-    """A new stream, with its first messages. One that is made for them and that they are refused for is taken back."""
+async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages, closes: bool, turn: Turn) -> Answer:
+    """A new stream, with its first messages. One that is made for them and that they are refused for is taken back:
+    that takes room, and no rate bounds it, so what is known to refuse them is asked before."""
     if CATALOG in catalog.group.streams:  # whoever may not write there makes no stream without what it is made with
         call.tree.access(call.user, call.own(CATALOG), os.W_OK)
+    state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
+    _require_now(catalog, config, state, messages, turn)
     was_there = call.target.name in catalog.group.streams
     stream = await groups.make_stream(call)
     if stream is not catalog.group.streams.get(call.target.name):
         raise Exists(f"{call.target.name!r}: a group (made meanwhile)")  # its number is perhaps another stream's, too
-    state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
+    begin = publishing.frame(CATALOG, config.encode(stream.number))
     try:
         await _make_catalog(call, catalog.group)
-        await _write(call, catalog, stream, state, messages, publishing.frame(CATALOG, config.encode(stream.number)))
+        await _write(call, catalog, stream, state, messages, turn, begin)
     except BaseException:  # also where its client is gone: what waited for room then was given up
         if not was_there:
             call.tree.unmake(stream)
@@ -380,6 +403,18 @@ async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages
     catalog.put(stream, config)
     url = f"{call.site}{call.path.text}"
     return Answer(201, kind=config.kind, headers=[*_places(config, state), ("Location", url), _type(config)])
+
+
+def _require_now(catalog: Catalog, config: Config, state: StreamState, messages: Messages, turn: Turn) -> None:
+    """Check that a new stream with these messages would be taken now. Raises Again, StreamFull."""
+    data, count = _frames(state, messages, b"")
+    record = publishing.frame(CATALOG, config.encode(MOST))  # its number is not known yet
+    size = stored_bytes(messages.name, count, len(data)) + stored_bytes(CATALOG, 1, len(record))
+    if not catalog.has_room(1, size):
+        if catalog.group.settings.full == "block":
+            raise Again(f"stream {messages.name!r}: no room (try again)")
+        raise StreamFull(f"stream {messages.name!r}: full")
+    turn.take(count + 1, len(data) + len(record))
 
 
 async def _make_catalog(call: Call, group: Any) -> None:
@@ -526,23 +561,28 @@ async def _place(call: Call, catalog: Catalog, source: Any) -> tuple[int, list[b
 
 async def delete(call: Call) -> Answer:
     """DELETE. A stream with forks stays for these."""
+    return await in_turn(call, partial(_delete, call))
+
+
+async def _delete(call: Call, turn: Turn) -> Answer:
     if isinstance(found := await _found(call, uses=False), Answer):
         return found
     catalog, stream, _ = found
     async with catalog.lock.held(call):
-        await _remove(call, catalog, stream)
+        await _remove(call, catalog, stream, turn)
     return Answer(204, headers=SAME_SITE)
 
 
-async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
+async def _remove(call: Call, catalog: Catalog, stream: Any, turn: Turn) -> None:
     """Remove a stream, and the sources that were there for it alone."""
     while stream is not None and not stream.removed:
         if catalog.has_forks(stream):
             call.tree.require_removable(call.user, stream)
             config = attrs.evolve(catalog.config(stream), deleted=True, readers=0)
-            await _make_catalog(call, catalog.group)
             frame = publishing.frame(CATALOG, config.encode(stream.number))
-            await publishing.ask(call, catalog.group, ".batch", frame, 0)
+            turn.take(1, len(frame))
+            await _make_catalog(call, catalog.group)
+            await publishing.ask(call, catalog.group, ".batch", frame, 0, had_turn=True)
             return catalog.put(stream, config)
         source = catalog.source(stream)
         await call.front.await_step(call.tree.unlink(call.user, catalog.group, stream.name))
@@ -556,8 +596,9 @@ async def _remove_expired(call: Call, catalog: Catalog, stream: Any) -> None:
     state = stream.state
     is_sticky = catalog.group.state.mode & S_ISVTX
     user = call.user if is_sticky else User(state.uid, state.gid, where="durable")
+    call = attrs.evolve(call, user=user)
     try:
-        await _remove(attrs.evolve(call, user=user), catalog, stream)
+        await _remove(call, catalog, stream, Turn(call))
     except MqfsError:
         return
 
