@@ -277,6 +277,49 @@ def test_a_catalog_that_has_no_room_to_be_written_anew_is_kept(full: str) -> Non
                 assert ds.ask("HEAD", "/g/a").headers["Stream-TTL"] == "1000"
 
 
+def records(ds: Durable) -> int:
+    """Messages of the catalog, after a start."""
+    ds.server.restart()
+    assert ds.ask("HEAD", "/g/s0").headers["Stream-TTL"] == "1000"
+    return int(ds.tree.ask("HEAD", "/ds/g/__ds").headers["Mqfs-Messages"])
+
+
+def with_many_records(ds: Durable, streams: int) -> None:
+    for number in range(streams):
+        assert ds.create(f"/g/s{number}", "x", Stream_TTL="1000").status == 201
+    assert ds.tree.post("/ds/g/.batch", NONSENSE * 100, Content_Type="application/x-ndjson").status == 201
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("full", ["drop-new", "reject", "block"])
+def test_a_catalog_that_has_room_for_a_part_is_kept(full: str) -> None:
+    """Each start would add that part, to the end of the room."""
+    bound = 256 << 10
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": bound, "DURABLE_RECORDS": 10})
+        ds = Durable(folder, at=free_port(), program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+        with ds.server:
+            with_many_records(ds, 25)
+            left = 3_500  # 10 records take about 1,700
+            while (more := bound - ds.tree.get("/ds/g/.stats?streams=no").json["log_bytes"] - left) > 100:
+                assert ds.tree.post("/ds/g/s0", bytes(min(more - 50, 10_000))).status == 201
+            assert ds.tree.post("/ds/g/ctl", f"full {full}").status == 204
+            assert [records(ds), records(ds)] == [125, 125]
+            assert ds.append("/g/s0", bytes(1_000)).status == 204
+
+
+@pytest.mark.process
+def test_a_catalog_is_written_anew_beyond_the_rate_of_its_user() -> None:
+    """It is the server that writes."""
+    with short_folder() as folder:
+        haste = json.dumps({"DURABLE_RECORDS": 10})
+        program = (sys.executable, "-m", "tests.http.hasty_server")
+        ds = Durable(folder, "--limit", "root messages=12", at=free_port(), program=program, HASTE=haste)
+        with ds.server:
+            with_many_records(ds, 25)
+            assert records(ds) == 25
+
+
 # ---------------------------------------------------------------- requests that are refused
 
 

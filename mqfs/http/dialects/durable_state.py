@@ -33,6 +33,7 @@ from mqfs.http import groups, publishing, reading
 from mqfs.http.answers import RAW
 from mqfs.http.call import Call
 from mqfs.http.dialects.durable_messages import BYTES
+from mqfs.http.dialects.durable_turns import stored_bytes
 from mqfs.model import Kind, Record, Step, User, Wait
 from mqfs.records import headers
 
@@ -41,6 +42,7 @@ HEADER = "durable"
 SERVER = User(0, 0, where="durable")  # reads back what was written on behalf of clients that may only write
 _LOSSY = attrs.evolve(RAW, lost=lambda first, last: b"")  # what is damaged or trimmed ends no look-up
 MOST = 2**53 - 1  # of numbers that a client in JavaScript has
+_DROPPED_BYTES = 8  # that the log takes at most, beside its number, to drop one record among many
 _CREATED = ("kind", "ttl", "expires", "source", "fork", "asked")
 
 
@@ -231,13 +233,19 @@ class Catalog:
 
     async def _compact(self, call: Call, old: list[int]) -> None:
         """Write what is still true once more, and then drop the messages before it, both in portions. A group that is
-        protected, or has no room, keeps them."""
+        protected, or has no room for all of both, keeps them: each start would add a part, and drop nothing."""
         true, step = [*self._configs.items()], limits.DURABLE_RECORDS
         with suppress(MqfsError):
+            size = sum(len(str(sequence)) + _DROPPED_BYTES for sequence in old)
+            for number, one in true:
+                size += stored_bytes(CATALOG, 1, len(publishing.frame(CATALOG, one.encode(number))))
+                await call.front.pause()
+            if not self.has_room(len(true), size):
+                return
             for at in range(0, len(true), step):
                 frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in true[at : at + step])
                 data = await publishing.gathered(call, frames)
-                if not await publishing.ask(call, self.group, ".batch", data, 0):
+                if not await publishing.ask(call, self.group, ".batch", data, 0, had_turn=True):
                     return  # it was discarded
             ctl = call.tree.walk(SERVER, self.group, "ctl")
             for at in range(0, len(old), step):
