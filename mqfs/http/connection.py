@@ -208,6 +208,9 @@ class Connection:
             server.rules.check_change(request, not self.rebindable or self.is_encrypted(request))
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
+        if request.has_unknown_length and route.needs_body(request, path):
+            self._unread = True
+            raise NoLength("header Content-Length: missing (expected for a POST in HTTP/1.0)")
         await self._receive_body(request, route)
         self._request_bytes = self._held
         answer = await route.call(call)
@@ -238,11 +241,8 @@ class Connection:
         return self._user[1]
 
     async def _receive_body(self, request: Request, route: Route) -> None:
-        """Raises NoLength, TooLong, TooSlow, OverLimit, and what the parser found."""
+        """Raises TooLong, TooSlow, OverLimit, and what the parser found."""
         most = route.most_bytes
-        if route.body and request.has_unknown_length:
-            self._unread = True
-            raise NoLength("header Content-Length: missing (expected for a POST in HTTP/1.0)")
         if request.announced > most:
             raise TooLong(f"body of {request.announced} bytes: too long (expected at most {most})")
         if not request.complete and request.expects_continue:

@@ -10,11 +10,13 @@ import attrs
 from mqfs import limits
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
+from mqfs.http.target import Path
+from mqfs.http.wire import Request
 
 # What a body may be.
 MESSAGE, BATCH, STAGED, LINES, COMMANDS = "message", "batch", "staged", "lines", "commands"
 NOTE, JSON_NOTE = "note", "json note"
-APPEND = "append"
+APPEND, VALUE = "append", "value"
 _BODIES = {
     "": lambda: limits.CTL_BYTES,
     MESSAGE: lambda: limits.MESSAGE_BYTES,
@@ -24,8 +26,11 @@ _BODIES = {
     COMMANDS: lambda: limits.CTL_BYTES,
     NOTE: lambda: limits.NTFY_BYTES,
     APPEND: lambda: limits.DURABLE_BYTES,
+    VALUE: lambda: limits.MESSAGE_BYTES,
     JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
 }
+# The names of headers and options that make a request whole without a body.
+_INSTEAD = {APPEND: ("stream-closed",), NOTE: ("x-message", "message", "m"), VALUE: ("value",)}
 Calls = Callable[[Call], Awaitable[Answer]]
 
 
@@ -61,3 +66,8 @@ class Route:
     def most_bytes(self) -> int:
         """The most bytes that a body may have."""
         return _BODIES[self.body]()
+
+    def needs_body(self, request: Request, path: Path) -> bool:
+        """Whether a request may not be performed without the body that it may have. `path`: its target, parsed."""
+        given = {name.lower() for name, value in (*request.headers.items(), *path.options) if value}
+        return bool(self.body) and given.isdisjoint(_INSTEAD.get(self.body, ()))

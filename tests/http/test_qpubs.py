@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.http.test_events import start
-from tests.http.web import Lines, Web
+from tests.http.web import Lines, Web, statuses
 from tests.support.server import mqfs, short_folder
 
 pytestmark = pytest.mark.process
@@ -56,6 +56,14 @@ def test_a_listen_gets_what_is_emitted_until_it_is_ignored(pubs: Web, place: str
         assert lines.event() == {"event": "end", "data": "{}"}
         assert lines.line() == b""
     assert pubs.post(f"{place}/ignore?id={id}").status == 404
+
+
+def test_an_old_client_ends_a_listen(pubs: Web, place: str) -> None:
+    """By a POST without a length: it has no body."""
+    with pubs.stream(f"{place}/listen?name=s") as lines:
+        id = begin(lines)
+        assert statuses(pubs.say(f"POST {place}/ignore?id={id} HTTP/1.0\r\n\r\n".encode())) == [204]
+        assert lines.event() == {"event": "end", "data": "{}"}
 
 
 def test_to_listen_makes_nothing(pubs: Web, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -126,6 +127,78 @@ def test_a_post_of_an_old_client_to_what_has_no_body(web: Web, verb: str) -> Non
     web.post(f"{group}/s", "x")
     at = f"{group}/s/take" if verb == "take" else f"{group}/.consumers/.s/claim"
     assert statuses(web.say(f"POST {at} HTTP/1.0\r\n\r\n".encode())) == [200]
+
+
+@pytest.fixture(scope="module")
+def speaking() -> Iterator[Web]:
+    """A server with all dialects: two at ports of their own."""
+    with short_folder() as folder:
+        at = "tcp!127.0.0.1!0"
+        web = Web(folder, "--http-ntfy", f"nt={at}", "--http-durable", f"ds={at}", "--http-qpubs")
+        with web.server:
+            assert [web.put(path).status for path in ("/nt/", "/ds/", "/qp/", "/qp/s")] == [201] * 4
+            assert web.post("/qp/ctl", "replay all").status == 204
+            yield web
+
+
+def old_client(web: Web, dialect: str, begin: str, behind: bytes = b"") -> bytes:
+    """The answer to a request of HTTP/1.0: its first lines, and what comes behind its head."""
+    ports = dict(re.findall(r"of group '(nt|ds)' at tcp!127\.0\.0\.1!(\d+)", web.server.text()))
+    with socket.create_connection(("127.0.0.1", int(ports.get(dialect, web.port))), HANG_S) as sock:
+        line, *headers = begin.split("\n")
+        sock.sendall("\r\n".join([f"{line} HTTP/1.0", *headers, "\r\n"]).encode() + behind)
+        return rest(sock)
+
+
+# Requests that are whole without a body: the dialect, first lines and status of each.
+WITHOUT = [
+    ("nt", "POST /topic?message=hi", 200),
+    ("nt", "POST /topic?M=hi", 200),
+    ("nt", "POST /topic\nX-Message: hi", 200),
+    ("nt", "POST /topic\nMessage: hi", 200),
+    ("qp", "POST /.qpubs/qp/emit?name=s&value=hi", 201),
+]
+
+
+@pytest.mark.parametrize(("dialect", "begin", "status"), WITHOUT)
+def test_a_post_of_an_old_client_that_is_whole_without_a_body(
+    speaking: Web, dialect: str, begin: str, status: int
+) -> None:
+    path = "/nt/topic" if dialect == "nt" else "/qp/s"
+    before = speaking.get(f"/{dialect}/.stats").json["written"]
+    assert statuses(old_client(speaking, dialect, begin)) == [status]
+    assert speaking.get(f"/{dialect}/.stats").json["written"] == before + 1
+    assert speaking.get(f"{path}?since=-1&format=json").lines[0]["body"] == "hi"
+
+
+def test_an_old_client_closes_a_durable_stream(speaking: Web) -> None:
+    assert statuses(old_client(speaking, "ds", "PUT /closed\nContent-Type: text/plain")) == [201]
+    assert b"Stream-Closed" not in old_client(speaking, "ds", "HEAD /closed")
+    assert statuses(old_client(speaking, "ds", "POST /closed\nStream-Closed: true")) == [204]
+    assert b"Stream-Closed: true\r\n" in old_client(speaking, "ds", "HEAD /closed")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "begin"),
+    [
+        ("nt", "POST /topic"),
+        ("nt", "POST /topic?message="),
+        ("nt", "POST /topic?title=hi"),
+        ("nt", "POST /\nMessage: hi"),
+        ("qp", "POST /.qpubs/qp/emit?name=s"),
+        ("qp", "POST /.qpubs/qp/emit?name=s&value="),
+        ("qp", "POST /qp/s\nValue: x\nMessage: x\nStream-Closed: true"),
+        ("ds", "POST /there"),
+        ("ds", "POST /there\nContent-Type: text/plain"),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"ab"])
+def test_a_post_of_an_old_client_that_is_not(speaking: Web, dialect: str, begin: str, body: bytes) -> None:
+    """Its body would be lost."""
+    old_client(speaking, "ds", "PUT /there\nContent-Type: text/plain")
+    before = speaking.get(f"/{dialect}/.stats").json["written"]
+    assert statuses(old_client(speaking, dialect, begin, body)) == [411]
+    assert speaking.get(f"/{dialect}/.stats").json["written"] == before
 
 
 def test_a_body_comes_in_chunks_byte_by_byte(hasty: Web) -> None:

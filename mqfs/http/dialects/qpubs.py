@@ -21,7 +21,7 @@ from mqfs.http import answers, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.groups import with_stream
-from mqfs.http.route import MESSAGE, Calls, Route
+from mqfs.http.route import VALUE, Calls, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.model import User
@@ -120,15 +120,16 @@ def beside(table: Table) -> Table:
     """That table, and these routes."""
     listens = Listens()
 
-    def route(method: str, verb: str, call: Calls, about: str, *options: str, changes: bool = True) -> Route:
-        return Route(
-            method, "qpubs", f"/{ROOT}/shop/{verb}", call, about, verb, options, MESSAGE, (200, 201, 204), changes
-        )
+    def route(
+        method: str, verb: str, call: Calls, about: str, *options: str, body: str = "", changes: bool = True
+    ) -> Route:
+        path, statuses = f"/{ROOT}/shop/{verb}", (200, 201, 204)
+        return Route(method, "qpubs", path, call, about, verb, options, body, statuses, changes)
 
     routes = (
         route("GET", "listen", listens.listen, "Follow streams.", *_LISTEN, changes=False),
         route("GET", "once", once, "Wait for one message.", "name", "wait", "format", changes=False),
         *(route(method, "ignore", listens.ignore, "End a listen.", "name", "id") for method in ("GET", "POST")),
-        *(route(method, "emit", emit, "Publish.", "name", "value", "wait") for method in ("GET", "POST")),
+        *(route(method, "emit", emit, "Publish.", "name", "value", "wait", body=VALUE) for method in ("GET", "POST")),
     )
     return attrs.evolve(table, routes=(*table.routes, *routes), resolve=partial(resolve, table.resolve))
