@@ -7,6 +7,7 @@ import fcntl
 import functools
 import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ from mqfs.server.options import read_file
 from mqfs.store.disk import Disk, removed_on_error
 from mqfs.syntax import token_line
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.token_line import TokenLine, print_line, print_moment, print_path
+from mqfs.syntax.token_line import MARK, TokenLine, print_line, print_moment, print_path
+
+_HASHED = re.compile(rb"\s*\S+\s+%b([0-9A-Za-z]{1,32}):" % MARK.encode())  # begins a line
 
 
 def _of_file(do: Callable[..., None]) -> Callable[..., None]:
@@ -80,14 +83,19 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
 @_of_file
 def ls(file: str) -> None:
     """List the tokens: ID, user, scope, path, expiry, note."""
-    for number, line in enumerate(_lines(file), 1):
+    lines = _lines(file)
+    for number, line in enumerate(lines, 1):
         if not is_token(line):
             continue
-        parsed = parse_token(file, number, line)
+        try:
+            parsed = parse_token(file, number, line)
+        except BadConfig:
+            continue  # reported below
         until = "" if parsed.expires == math.inf else print_moment(parsed.expires)
         until += " (expired)" if parsed.expires <= time.time() else ""
         row = (parsed.id, parsed.user, parsed.scope, print_path(parsed.path), until or "never", parsed.note)
         click.echo("\t".join(row).rstrip())
+    parse_lines(file, b"\n".join(lines))
 
 
 @token.command()
@@ -95,23 +103,35 @@ def ls(file: str) -> None:
 @_of_file
 def revoke(file: str, token_id: str) -> None:
     """Remove the token of this ID. A running server ends its connections within a second."""
-    with locked(file) as lines:
-        left = [
-            line
-            for number, line in enumerate(lines, 1)
-            if not is_token(line) or parse_token(file, number, line).id != token_id
-        ]
+    with locked(file, check=False) as lines:
+        left = [line for number, line in enumerate(lines, 1) if _id_of(file, number, line) != token_id]
         if len(left) == len(lines):
             raise NotFound(f"no token {token_id!r} in {file} (expected an ID of mqfs token ls)")
         lines[:] = left
-    _warn(file, lines)
+    try:
+        _warn(file, lines)
+    except BadConfig as error:
+        raise BadConfig(f"{error} (token {token_id} is removed, but stays in force until the file is valid)") from None
+
+
+def _id_of(file: str, number: int, line: bytes) -> str | None:
+    """The ID of the token of a line, also of a malformed one; None: it has none."""
+    if not is_token(line):
+        return None
+    try:
+        return parse_token(file, number, line).id
+    except BadConfig:
+        found = _HASHED.match(line)
+        return found[1].decode() if found is not None else None
 
 
 def _warn(file: str, lines: list[bytes]) -> None:
-    """Name the lines whose users the system does not know: a running server leaves them out."""
+    """Name the lines whose users the system does not know. Raises BadConfig."""
     for where, line in parse_lines(file, b"\n".join(lines)):
         if identity.user_number(line.user) is None:
-            why = f"unknown user {line.user!r}: its token is not valid, and a server does not start"
+            why = (
+                f"unknown user {line.user!r}: its token is not valid unless it is in force, and a server does not start"
+            )
             click.echo(f"mqfs: {where}: {why} (expected one of getent passwd)", err=True)
 
 
@@ -139,9 +159,10 @@ def _moment(word: str) -> float:
 
 
 @contextlib.contextmanager
-def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
+def locked(file: str, *, make: bool = False, check: bool = True) -> Iterator[list[bytes]]:
     """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600.
-    Raises BadConfig, and leaves it as it was, where the server would refuse it then."""
+    `make`: where it is not there. Raises BadConfig, and leaves it as it was, where the server could not read it then,
+    or, if `check`, would refuse it."""
     descriptor = _lock(file, os.O_CREAT if make else 0)
     try:
         lines = _lines(file)
@@ -149,7 +170,8 @@ def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
         data = b"".join(line + b"\n" for line in lines)
         if len(data) > limits.TOKEN_FILE_BYTES:
             raise BadConfig(f"--token-file {file}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
-        parse_lines(file, data)
+        if check:
+            parse_lines(file, data)
         try:
             _replace(file, data, os.fstat(descriptor))
         except OSError as error:

@@ -60,7 +60,7 @@ def append(file: Path, line: bytes) -> None:
 
 # ------------------------------------------------------------ an edit that succeeds is in force
 
-# The rest of a file, and whether its tokens may be edited: it is as the server reads it.
+# The rest of a file, and whether it is valid.
 REST = {
     "nothing": (b"", True),
     "a comment": (b"# \xff\n", True),
@@ -75,21 +75,41 @@ REST = {
 
 
 @pytest.mark.parametrize("rest", REST)
-def test_a_token_is_revoked_or_the_command_fails(tmp_path: Path, rest: str) -> None:
+def test_a_token_is_revoked_whatever_the_rest_of_the_file_is(tmp_path: Path, rest: str) -> None:
+    """Where that is invalid, once it is not any more: until then the command fails, and says so."""
     made, secret = new(tmp_path)
-    _, kept = new(tmp_path)
-    file, (lines, editable) = tmp_path / "tokens", REST[rest]
+    kept_id, kept = new(tmp_path)
+    file, (lines, valid) = tmp_path / "tokens", REST[rest]
     with served(tmp_path) as (_, address):
         append(file, lines)
-        before = file.read_bytes()
+        left = b"".join(file.read_bytes().splitlines(keepends=True)[1:])
         done = command(tmp_path, "revoke", made)
-        if editable:
+        assert file.read_bytes() == left
+        listing = command(tmp_path, "ls")
+        assert (kept_id in listing.stdout, made in listing.stdout) == (True, False)
+        if valid:
             assert (done.returncode, done.stderr.count("unknown user")) == (0, lines.count(b"no-such"))
-            eventually(lambda: not is_known(address, secret), "it is revoked")
+            assert (listing.returncode, listing.stderr) == (0, "")
         else:
-            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-            assert file.read_bytes() == before
+            stays = f" (token {made} is removed, but stays in force until the file is valid)\n"
+            assert (done.returncode, done.stderr) == (2, listing.stderr.replace("\n", stays))
+            assert (listing.returncode, listing.stderr.count("\n")) == (2, 1)
+            assert is_known(address, secret)
+            assert command(tmp_path, "new", ME).returncode == 2
+            assert file.read_bytes() == left
+            mend(tmp_path, lines)
+        eventually(lambda: not is_known(address, secret), "it is revoked")
         assert is_known(address, kept)
+
+
+def mend(folder: Path, lines: bytes) -> None:
+    """Remove the lines: by their ID, where they have one."""
+    if b"sha256:0c0d:" not in lines:
+        file = folder / "tokens"
+        file.write_bytes(file.read_bytes().replace(lines, b""))
+        return
+    done = command(folder, "revoke", "0c0d")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_edit_of_a_file_with_an_unknown_user_warns(tmp_path: Path) -> None:
@@ -98,8 +118,8 @@ def test_an_edit_of_a_file_with_an_unknown_user_warns(tmp_path: Path) -> None:
         done = command(tmp_path, *words)
         assert done.returncode == 0
         assert done.stderr == (
-            f"mqfs: --token-file {file}, line {number}: unknown user 'no-such-user': its token is not valid, "
-            "and a server does not start (expected one of getent passwd)\n"
+            f"mqfs: --token-file {file}, line {number}: unknown user 'no-such-user': its token is not valid unless "
+            "it is in force, and a server does not start (expected one of getent passwd)\n"
         )
     assert command(tmp_path, "revoke", "0c0d").stderr == ""
     assert len(listed(tmp_path)) == 1
