@@ -47,7 +47,8 @@ class ReadAhead:
 
     What lies in the inbox may be removed at the server meanwhile: by `ttl`, `depth`, `clear` or `drop`. Under
     `replay all` it is asked for again when it is older than AGE_S. Under another `replay` the server keeps for a reader
-    only what the reader was not given. There nothing is asked for ahead in a group with a `ttl` or a `depth`.
+    only what the reader was not given. There nothing is asked for ahead in a group with a `ttl` or a `depth`, but what
+    a poll finds.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -74,8 +75,9 @@ class ReadAhead:
                 data = self._take(count, offset)
                 if len(self.inbox) + len(self.asked) <= self.window // 2:
                     self._widen()
-                    with contextlib.suppress(OverLimit):  # then the next read asks
-                        self._ask()
+                    if self.is_ahead:
+                        with contextlib.suppress(OverLimit):  # then the next read asks
+                            self._ask()
                 return data
         if file.failed is not None:
             return file.after_failure()
@@ -113,8 +115,9 @@ class ReadAhead:
         self.is_ahead = self.keeps_all or settings.get("ttl") == settings.get("depth") == "0"
 
     def _is_outdated(self) -> bool:
-        """Whether the next of the inbox lies there for too long."""
-        if not self.keeps_all or not self.inbox:
+        """Whether the next of the inbox lies there for too long. Never without a server, which could be asked again."""
+        link = self.file.link
+        if not self.keeps_all or not self.inbox or link is None or link.lost:
             return False
         first = self.inbox[0]
         return first.before is not None and time.monotonic() - first.came_s > AGE_S

@@ -22,6 +22,8 @@ import pexpect
 import pytest
 
 from mqfs.ninep.client import connection
+from mqfs.remote.ahead import AGE_S
+from mqfs.remote.session import INTERRUPT_S
 from tests.fuse.served_by import READ, Child, calls
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
@@ -129,6 +131,27 @@ def test_a_program_that_does_not_wait_is_answered_by_the_next_server(elsewhere: 
                 assert threads.submit(process.stdout.read).result(HANG_S) == "nothing\n"
             finally:
                 process.kill()
+
+
+def test_without_a_server_a_program_that_does_not_wait_reads_what_the_mount_has(elsewhere: Elsewhere) -> None:
+    stream = elsewhere.group("g", "replay all") / "s"
+    with open(stream, "wb", buffering=0) as file:
+        for number in range(40):
+            file.write(b"%d" % number)
+    fd = os.open(stream, os.O_RDONLY | os.O_NONBLOCK)
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    for number in range(10):
+        assert ready.poll(HANG_S * 1000)
+        assert os.read(fd, 9) == b"%d" % number
+    assert ready.poll(HANG_S * 1000)
+    time.sleep(2 * AGE_S)  # how old it is then, and not something waited for
+    elsewhere.server.stop(signal.SIGKILL)
+    eventually(lambda: "connection lost" in elsewhere.mount.text(), "the mount to know")
+    begun_s = time.monotonic()
+    assert os.read(fd, 9) == b"10"
+    assert time.monotonic() - begun_s < INTERRUPT_S, "as long as a call waits for a connection"
+    os.close(fd)
 
 
 class Traffic:

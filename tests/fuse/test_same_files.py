@@ -340,6 +340,30 @@ def test_a_reader_that_paused_gets_what_is_there_then(
     assert elsewhere == here
 
 
+@pytest.mark.parametrize("setting", ["ttl 1h", "depth 1000"])
+def test_a_reader_that_polls_has_one_message_ahead(on_both: Callable[..., list[Any]], setting: str) -> None:
+    """Where the server keeps for it only what it was not given."""
+
+    def scene(place: Place) -> tuple[Any, ...]:
+        place.say("replay off", setting)
+        fd = os.open(place.group / "s", os.O_RDONLY | os.O_NONBLOCK)
+        with select.epoll() as poll:
+            poll.register(fd, select.EPOLLIN)
+            with open(place.near / "s", "wb", buffering=0) as stream:
+                for number in range(4):
+                    stream.write(b"%d" % number)
+            eventually(lambda: poll.poll(0), "a message")
+        first = os.read(fd, 64)
+        time.sleep(AGE_S)
+        REMOVALS["clear"](place)
+        rest = drain(fd)
+        os.close(fd)
+        return first, rest
+
+    here, elsewhere = on_both(scene)
+    assert elsewhere == here == (b"0", ["EPIPE"])
+
+
 def test_a_writer_waits_for_what_the_reader_has_not_read(on_both: Callable[..., list[Any]]) -> None:
     """`full block` counts what was read, not what a mount asked for."""
 
