@@ -235,8 +235,8 @@ def _acquire(shares: UserLimits, uid: int, step: Wait[Any]) -> int | None:
     """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled."""
     try:
         shares.acquire(uid)
-    except errors.OverLimit:
-        if step.cancel():
+    except errors.OverLimit as error:
+        if step.cancel(error):  # one that ends later as it was cancelled says why, too
             raise
         return None
     return uid

@@ -153,9 +153,14 @@ class Call(Wait[T]):
     @staticmethod
     def _cancel_call(call: Call[Any]) -> bool:
         """A call on names is short, and programs do not expect that a signal ends it: it is cancelled only in a pause,
-        or where there is no connection for INTERRUPT_S."""
+        or where there is no connection for INTERRUPT_S. One that was not begun is cancelled at once where it is not by
+        a signal: its user has too many that wait."""
         call.cancelled = True
-        return False
+        if call.otherwise is None or call.repeated or call not in call._session.pending:
+            return False
+        del call._session.pending[call]
+        call._session.working -= 1
+        return True
 
 
 class OneRequest(Wait[T]):

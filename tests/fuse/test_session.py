@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import trio
+import trio.testing
 
 from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, OverLimit
+from mqfs.fuse import protocol
+from mqfs.fuse.device import Device, ParkedRequests, Request
 from mqfs.model import User
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec.messages import Fcall, Tclunk
 from mqfs.remote.link import Link
-from mqfs.remote.session import WRITTEN_BYTES, Session
+from mqfs.remote.session import INTERRUPT_S, WRITTEN_BYTES, Session
 from mqfs.remote.tree import RemoteNode, RemoteTree
 from mqfs.serving.await_step import await_step
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, short_folder
 
 ROOT = User(os.geteuid(), os.getegid())
@@ -148,6 +152,34 @@ def test_without_tags_all_fails_and_nothing_stays(server: Server) -> None:
         assert await await_step(waiting) == b"1"
 
     serve(server, program)
+
+
+def test_calls_over_the_share_of_a_user_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a connection: no signal came, so not with EINTR."""
+    monkeypatch.setattr(limits, "FUSE_TASKS", 4)
+
+    def request(unique: int) -> Request:
+        return Request(protocol.HEADER.pack(protocol.IN_HEADER, protocol.STATFS, unique, 1, 1001, 1001, 1) + bytes(4))
+
+    with short_folder() as folder, Server.at(folder) as server:
+
+        async def program(tree: RemoteTree, link: Link) -> None:
+            parked = ParkedRequests(Device(-1), tree.waits)
+            server.stop(signal.SIGKILL)
+            with trio.fail_after(HANG_S):
+                while tree.session.link is not None:
+                    await trio.sleep(0.01)
+            async with trio.open_nursery() as nursery:
+                for unique in (2, 4):
+                    nursery.start_soon(parked.wait, request(unique), tree.statfs())
+                await trio.testing.wait_all_tasks_blocked()
+                working = tree.session.working
+                with trio.fail_after(INTERRUPT_S / 2), pytest.raises(OverLimit):
+                    await parked.wait(request(6), tree.statfs())
+                assert (tree.session.working, len(tree.session.pending), parked.tasks.used) == (working, 2, 2)
+                server.start()
+
+        serve(server, program)
 
 
 def test_a_lost_connection_answers_all_though_one_fails(server: Server, caplog: pytest.LogCaptureFixture) -> None:
