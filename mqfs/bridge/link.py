@@ -57,6 +57,8 @@ class GroupLink:
         self._client = Client(self._link, True)
         self.group = self.repeat(lambda: self._client.group(self.path, create=create))
         self.discards = False  # with `full drop-new`, as of the last look
+        with suppress(*LATER):
+            self.may_discard()  # before the first write, which would be repeated after it
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The result of a call, which is repeated while the server is away, or stops."""

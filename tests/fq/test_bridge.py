@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -101,10 +101,14 @@ def bridged() -> Iterator[tuple[Node, Node, Bridge]]:
 
 
 @contextmanager
-def bridged_from_peer(*options: str, more: tuple[str, ...] = ()) -> Iterator[tuple[Node, socket.socket, Bridge]]:
-    """A broker, and a bridge to it from one that a test plays with `serve_peer`."""
+def bridged_from_peer(
+    *options: str, more: tuple[str, ...] = (), settings: tuple[str, ...] = ()
+) -> Iterator[tuple[Node, socket.socket, Bridge]]:
+    """A broker, with more settings of its group, and a bridge to it from one that a test plays with `serve_peer`."""
     with nodes(1, *options) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(HANG_S)
+        with here.server.connect() as tree:
+            tree.group("fq/ex").ctl(*settings)
         bridge = Bridge(listener.getsockname()[1], here, *more)
         stack.callback(bridge.close)
         yield here, listener, bridge
@@ -338,6 +342,23 @@ def test_what_a_full_group_discards_waits_for_room() -> None:
             group.purge("a")
         serving.join(HANG_S)
         assert bridge.log.read_text().count("waiting for room") == 1
+        assert bridge.stop() == 0
+
+
+def test_what_comes_first_to_a_group_that_discards_is_there_once_and_in_order() -> None:
+    """It remembers no id."""
+    settings = ("dedup 0", "deliver one", "full drop-new", "depth 10")
+    with bridged_from_peer(settings=settings) as (here, listener, bridge), here.server.connect() as tree:
+        group, sent = tree.group("fq/ex"), [message(number) for number in range(30)]
+        group.create("a")
+        serving = threading.Thread(target=serve_peer, args=(listener, sent, len(sent)))
+        serving.start()
+        found = []
+        with group.take("a") as claims:
+            while serving.is_alive() or group.stats().streams["a"].messages:
+                with suppress(TimeoutError), claims.get(0.1) as claim:
+                    found.append(claim.body)
+        assert found == [one.payload for one in sent]
         assert bridge.stop() == 0
 
 
