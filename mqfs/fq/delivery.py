@@ -276,7 +276,8 @@ class Delivery:
                     else:
                         self._log(source, error)
                         await trio.sleep(_AGAIN_S)
-            if source.exchange.group.removed and not self._exchanges.bound(self._queue):
+            was_bound = source.exchange.group.removed and source.exchange.of(self._queue)
+            if was_bound and not self._exchanges.bound(self._queue):
                 log.info("queue %s: its last exchange was removed, client ended", self._queue.consumer)
                 self._on_unbound()
         except (Gone, OSError):

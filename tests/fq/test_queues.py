@@ -310,6 +310,22 @@ def test_a_queue_whose_last_exchange_is_removed_ends_its_clients(server: Server,
             assert bodies(again, 1) == [b"2"]
 
 
+@pytest.mark.parametrize("kind", ["mem:public", "disk:public,permanent"])
+def test_a_client_that_unbound_its_queue_stays_where_the_exchange_is_removed(
+    server: Server, address: str, kind: str
+) -> None:
+    """The client of another queue, which was bound, is ended."""
+    name = f"left-{kind[:3]}"
+    with Client(address, name, kind) as client, Client(address, name + "2") as other, connect(server.address) as files:
+        client.unbind(name, client.bind(name))
+        other.bind(name)
+        files.remove(f"fq/{name}")
+        other.wait_for_end()
+        assert client.bind(name) != codec.ILLEGAL
+        client.publish(name, "r", b"1")
+        assert bodies(client, 1) == [b"1"]
+
+
 def test_the_group_of_all_exchanges_is_made_again() -> None:
     with short_folder() as folder, serve(folder) as it, connect(it.address) as files, Client(f"{folder}/fq") as client:
         files.remove("fq")
