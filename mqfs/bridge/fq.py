@@ -180,8 +180,6 @@ class Bridge:
         """The routes of other programs, to which an earlier run has bound the queue, and how many messages wait: these
         are to come before. The broker's counters alone tell; where they cannot be read that is logged."""
         options = self._options
-        if not options.permanent:
-            return [], 0
         try:
             counters = self._counters()
             rows = counters["exchanges"][options.exchange]["routes"].values()

@@ -65,9 +65,9 @@ class Bridge:
         self.log = target.server.folder / "bridge.log"
         self.start()
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         with open(self.log, "ab") as log:
-            words = [*self._command, self.program, *self._target]
+            words = [*self._command, self.program, *self._target, *more]
             self.process = start(words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -255,8 +255,9 @@ def test_what_no_broker_can_be_asked_ends_it(wrong: tuple[str, ...]) -> None:
     assert re.search("(EXCHANGE|PROGRAM|--queue|--name): .*(expected|UTF-8)", done.stderr)
 
 
-def test_another_program_takes_the_place_of_the_one_before() -> None:
-    """The messages that wait were selected by the earlier one, and are carried."""
+@pytest.mark.parametrize("more", [(), ("--transient",)], ids=["permanent", "transient"])
+def test_another_program_takes_the_place_of_the_one_before(more: tuple[str, ...]) -> None:
+    """The messages that wait were selected by the earlier one, and are carried. `more`: options of the later run."""
     with bridged() as (one, two, bridge), Client(one.at, kind="mem") as client:
         client.publish("ex", "secret.1", b"before")
         eventually(lambda: two.bodies() == Counter([b"before"]))
@@ -264,7 +265,7 @@ def test_another_program_takes_the_place_of_the_one_before() -> None:
         client.publish("ex", "secret.2", b"waits")
         client.publish("ex", "public.2", b"selected")
         bridge.program = 'prefix:"public."'
-        bridge.start()
+        bridge.start(*more)
         eventually(lambda: routes(one.port) == [bridge.program], "one program")
         client.publish("ex", "secret.3", b"secret")
         client.publish("ex", "public.3", b"public")
