@@ -98,7 +98,7 @@ class OverHttp(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, name: str, tail: str) -> None:
         wait = self.number()
         body = f"{wait}:{tail}".encode()
-        bodies = lines(body) if self.model.set["data"] == "line" else [body]
+        bodies = list(lines(body)) if self.model.set["data"] == "line" else [body]
         result = self.append(wait, name, bodies)
         wanted = WAIT if result == WAIT else self.published(wait, result)
         its = self.subject.ask(wait, data.draw(st.sampled_from(["POST", "PUT"])), name, body)
