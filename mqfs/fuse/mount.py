@@ -18,7 +18,7 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -52,14 +52,20 @@ def unescape(field: str) -> str:
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
+def mounts() -> Iterator[tuple[str, str, str]]:
+    """The path, type and device number of each file system that is mounted, the last one last."""
+    with open("/proc/self/mountinfo", "rb") as table:  # as text some characters of a path would end a line or a field
+        for line in table:
+            fields = [os.fsdecode(field) for field in line.split(b" ")]
+            yield unescape(fields[4]), fields[fields.index("-", 6) + 1], fields[2]
+
+
 def top_mount(path: str) -> tuple[str, str]:
     """The type and the device number of the file system mounted there last, or "" twice."""
     found = "", ""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            fields = line.split()
-            if unescape(fields[4]) == path:
-                found = fields[fields.index("-") + 1], fields[2]
+    for where, kind, number in mounts():
+        if where == path:
+            found = kind, number
     return found
 
 
@@ -316,6 +322,8 @@ class FuseMount:
         with contextlib.suppress(OSError):
             if self.is_mounted():
                 unmount(self.path, lazily=True)
+        for where in [where for where, _, number in mounts() if number == self._number]:
+            log.warning("%s: a dead mount stays, covered or moved (expected 'umount %s')", self.path, where)
         if self.loop is not None:
             self.loop.close()
         self.files.close_all()  # before the device: late replies must not go to a reused descriptor

@@ -87,6 +87,28 @@ def test_a_name_with_blanks(tmp_path: Path) -> None:
     assert mount.mounted(str(served.path)) == ""
 
 
+@pytest.mark.parametrize("name", ["a\u00a0b", "a\fb", "a\rb"])
+def test_a_name_with_what_python_takes_for_blanks(tmp_path: Path, name: str) -> None:
+    served = Served(tmp_path / name)
+    try:
+        assert served.server.stop() == 0  # `served.stop` would unmount what stays
+        assert str(tmp_path).encode() not in Path("/proc/self/mountinfo").read_bytes()
+    finally:
+        served.close()
+
+
+@pytest.mark.root
+def test_a_mount_that_another_covers_is_reported(tmp_path: Path) -> None:
+    served = Served(tmp_path / "mq")
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "none", served.path], check=True)
+        assert served.stop() == 0
+        assert f"{served.path}: a dead mount stays" in served.complaints()
+        assert f"(expected 'umount {served.path}')" in served.complaints()
+    finally:
+        served.close()
+
+
 @pytest.fixture
 def open_device() -> Iterator[None]:
     """The device as most systems have it: open to everyone."""

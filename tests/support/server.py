@@ -225,8 +225,8 @@ def can_mount() -> bool:
 
 def mounted(path: Path) -> bool:
     """Is something mounted there, be it dead or alive?"""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return any(line.split()[4].replace("\\040", " ") == str(path.absolute()) for line in file)
+    with open("/proc/self/mountinfo", "rb") as file:
+        return any(line.split(b" ")[4].replace(b"\\040", b" ") == os.fsencode(path.absolute()) for line in file)
 
 
 def unmount(path: Path) -> None:
