@@ -10,7 +10,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -22,7 +22,6 @@ from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
 from mqfs.model import Step, User, Wait
 from mqfs.records import headers
-from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
@@ -68,7 +67,7 @@ class Publisher:
     ) -> None:
         self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user
         self._counts, self._node = counts, node
-        self._handles: dict[Exchange, Handle] = {}
+        self._handles: dict[Exchange, Any] = {}  # `.batch`, whose `text` is what it answers, also where not readable
         self._await_step, self._pause = await_step, pause
 
     async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
@@ -149,27 +148,31 @@ class Publisher:
 
     async def _write(self, exchange: Exchange, frames: list[_Frame]) -> bool:
         """False where a stream was removed while it waited for room, and nothing is done: it is made again, as by a
-        later message. Raises any other refusal."""
+        later message. Raises any other refusal. What the group discards by `full drop-new` counts as dropped."""
         queued = Counter(queue for frame in frames for queue in frame.queues)
         dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
         waits = False
         try:
-            step = self._handle(exchange).write(b"".join(frame.data for frame in frames))
+            handle = self._handle(exchange)
+            step = handle.write(b"".join(frame.data for frame in frames))
             waits = isinstance(step, Wait) and not step.settled
             await self._await_step(step)
         except MqfsError as error:
             if waits and isinstance(error, NotFound):
                 return False
-            if not isinstance(error, TooLong):
+            if not isinstance(error, (StreamFull, TooLong)):
                 self.close()
             raise
+        if handle.text is None:  # no sequence: discarded
+            self._count("dropped", len(frames), exchange)
+            return True
         self._count("routed", len(frames), exchange)
         for queue, lost in dropped.items():
             queue.dropped_to += lost
             self._count("dropped", lost, exchange)
         return True
 
-    def _handle(self, exchange: Exchange) -> Handle:
+    def _handle(self, exchange: Exchange) -> Any:
         handle = self._handles.get(exchange)
         if handle is None:
             tree: Tree = self._tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from time import process_time
+from typing import Any
 
 import attrs
 import pytest
@@ -14,9 +15,12 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.programs import parse
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, OverLimit
-from mqfs.fq.exchanges import SETTINGS, Binding, Exchange, Exchanges
+from mqfs.fq.codec import Message
+from mqfs.fq.exchanges import SETTINGS, Binding, BrokerCounts, Exchange, Exchanges
+from mqfs.fq.publishing import Publisher, origin
 from mqfs.fq.queues import Queue, Wish
 from mqfs.model import User
+from mqfs.serving.await_step import await_step
 from mqfs.store.store import DiskStore
 from tests.store.script import PATH
 from tests.support.hand import ROOT
@@ -110,6 +114,30 @@ def test_an_exchange_whose_making_was_cut_short_has_its_settings() -> None:
                 assert set(SETTINGS) <= set(made.settings.lines())
                 found += 1
     assert found
+
+
+def test_refusals_of_a_full_stream_open_no_file_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        exchanges, queue, _ = await joined()
+        await exchanges.bind(ROOT, queue, b"e", b"prefix:", permanent=False)
+        exchange = exchanges.find(b"e")
+        assert exchange is not None
+        await exchanges.command(ROOT, exchange.group, "full reject", "depth 1")
+        real, opened = Tree.open, []
+
+        def count(it: Tree, user: User, node: Any, flags: int, **more: bool) -> Any:
+            opened.append(node.name)
+            return real(it, user, node, flags, **more)
+
+        monkeypatch.setattr(Tree, "open", count)
+        publisher = Publisher(exchanges, ROOT, counts := BrokerCounts(), bytes(4), await_step)
+        sent = [Message(b"e", b"r", bytes(16), b"%d" % number) for number in range(100)]
+        await publisher.publish(sent, lambda _: origin(b"me", bytes(4)))
+        publisher.close()
+        assert (counts.routed, counts.no_route) == (1, 99)
+        assert opened.count(".batch") == 1
+
+    trio.run(run)
 
 
 def cycle_s(count: int) -> float:

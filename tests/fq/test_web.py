@@ -108,6 +108,14 @@ def test_submit_to_nobody(server: Server, address: str) -> None:
         assert submit(server, b"x", exchange="nowhere") == (200, counted(no_exchange=1))
 
 
+def test_submit_to_a_stream_that_discards(server: Server, address: str) -> None:
+    with Client(address, "web", with_data=False) as client, server.connect() as tree:
+        tree.group("fq/tight", create=True).ctl("depth 1", "full drop-new")
+        client.bind("tight", "prefix:a")
+        assert submit(server, b"x", exchange="tight") == (200, counted(routed=1))
+        assert submit(server, b"x", exchange="tight") == (200, counted(dropped=1))
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
