@@ -36,7 +36,6 @@ KIND = "fq"
 WEB = b"_web"  # who sends what says no sender
 _SENDS = Sends((JSON,))
 _POINT = ("qname", "cpname")
-_NOT_UTF8 = re.compile(r"\\x[89a-f][0-9a-f]")  # as a request shows such a byte of a header
 
 
 class Web:
@@ -75,8 +74,6 @@ class Web:
         for what, text in texts.items():
             if text is None:
                 return _error(f"missing {what}")
-            if _NOT_UTF8.search(text):
-                return _error(f"{what} not UTF-8")
             if len(text.encode()) > NAME_BYTES:
                 return _error(f"{what} too long")
         await call.front.await_step(answered(partial(self._users.require_name, call.user, str(texts["sender"]))))

@@ -93,12 +93,20 @@ def test_submit_waits_for_room_without_the_turn_of_its_user(server: Server, addr
             other.result(HANG_S)
 
 
-@pytest.mark.parametrize("route", ["aé", "a\\x41", "a日"])
+@pytest.mark.parametrize("route", ["aé", "a\\x41", "a\\xff", "a\\x80\\xe9", "a日"])
 def test_submit_to_a_route_in_utf8(server: Server, address: str, route: str) -> None:
     with Client(address, "web") as client:
         client.bind("web", "prefix:a")
         assert submit(server, b"x", route=route) == (200, counted(routed=1))
         assert client.receive()[0].route == route.encode()
+
+
+def test_submit_to_a_route_that_is_not_utf8(server: Server, address: str) -> None:
+    with Client(address, "web") as client:
+        client.bind("web", "prefix:a")
+        given = ("-H", "X-Fq-Exchange: web", "-H", b"X-Fq-Route: a\xff")
+        assert curl(server, "/submit", "--data-binary", "x", *given) == (200, counted(routed=1))
+        assert client.receive()[0].route == b"a\\xff"
 
 
 def test_submit_to_nobody(server: Server, address: str) -> None:
@@ -124,12 +132,9 @@ def test_submit_to_a_stream_that_discards(server: Server, address: str) -> None:
         (["-H", "X-Fq-Exchange: e", "-H", f"X-Fq-Route: {'r' * 128}"], "route too long"),
         (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", f"X-Fq-Sender: {'s' * 128}"], "sender too long"),
         (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", "Transfer-Encoding: chunked"], "no message"),
-        (["-H", "X-Fq-Exchange: e", "-H", b"X-Fq-Route: a\xffb"], "route not UTF-8"),
-        (["-H", b"X-Fq-Exchange: \x80", "-H", "X-Fq-Route: r"], "exchange not UTF-8"),
-        (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", b"X-Fq-Sender: \xe9"], "sender not UTF-8"),
     ],
 )
-def test_submit_refused(server: Server, options: list[str | bytes], error: str) -> None:
+def test_submit_refused(server: Server, options: list[str], error: str) -> None:
     assert curl(server, "/submit", "--data-binary", "x", *options) == (500, {"error": error})
 
 
