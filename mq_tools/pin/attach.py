@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import ToolError, print_line, reason
+from mq_tools.errors import ToolError, print_line, printable, reason
 from mq_tools.pin.host import get_size
 from mq_tools.pin.session import GRACE_S, Session, parse_status
 
@@ -27,7 +27,8 @@ READ_BYTES = 65536
 CHECK_S = 2.0  # from check to check for the host of an idle session
 RECHECK_S = 0.2  # the same while it is missing
 LOST = (errno.ENOTCONN, errno.ECONNABORTED)  # of files of a server that ended
-STDIN, STDOUT = 0, 1
+LEAVE_S = 2.0  # that the end waits for a terminal that takes nothing
+STDIN, STDOUT, STDERR = 0, 1, 2
 BEHIND = Message(0, 0, "out", b"\r\n[pin: output was lost, this reader fell behind]\r\n")
 
 
@@ -50,7 +51,7 @@ class Attachment:
         self._cursor.command("seek first")
         self._in = self._open("in")
         self._size = self._open("size")
-        self._output = open_output()
+        self._output = open_again(STDOUT)
         self._reads_input = True
         self._missing_since: float | None = None
         self._pause_s = RECHECK_S  # the first check is early
@@ -78,7 +79,7 @@ class Attachment:
         except Detached as detached:
             return 128 + detached.number
         if status is None:
-            print_line(PROGRAM, f"detached from {self._session.id}")
+            say_detached(self._session)
         return status or 0
 
     @contextmanager
@@ -104,8 +105,8 @@ class Attachment:
                 signal.signal(kind, handler)
             with suppress(OSError, termios.error):  # the terminal may be gone
                 termios.tcsetattr(STDIN, termios.TCSADRAIN, settings)
-                if os.isatty(STDOUT):
-                    os.write(STDOUT, b"\r\n")
+                if os.isatty(STDOUT) and takes_output(self._output):
+                    os.write(self._output, b"\r\n")
 
     def _send_size(self, *_: object) -> None:
         size = get_size()
@@ -225,12 +226,27 @@ def signals_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def open_output() -> int:
-    """Standard output. A terminal is opened again, so that a write to it does not wait: others share the first one."""
-    if os.isatty(STDOUT):
+def open_again(fd: int) -> int:
+    """An output. A terminal is opened again, so that a write to it does not wait: others share the first one."""
+    if os.isatty(fd):
         with suppress(OSError):
-            return os.open(os.ttyname(STDOUT), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    return STDOUT
+            return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return fd
+
+
+def takes_output(fd: int) -> bool:
+    """Whether a file takes output within LEAVE_S."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(LEAVE_S * 1000))
+
+
+def say_detached(session: Session) -> None:
+    """On standard error, unless that takes nothing."""
+    fd = open_again(STDERR)
+    if takes_output(fd):
+        with suppress(OSError):
+            os.write(fd, os.fsencode(f"{PROGRAM}: {printable(f'detached from {session.id}')}\n"))
 
 
 def write_some(fd: int, data: memoryview) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pexpect
@@ -356,6 +356,22 @@ def test_the_terminal_is_restored(mount: Path, way: str) -> None:
         eventually(lambda: terminal.settings != terminal.found, "raw mode")
         code = WAYS[way](terminal)
         assert terminal.process.wait(HANG_S) == code
+        assert terminal.settings == terminal.found
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("way", ["key", "TERM", "HUP", "INT"])
+def test_a_terminal_that_takes_nothing_is_left(mount: Path, way: str) -> None:
+    terminal = Terminal(create(mount, f"stuck-{way}"))
+    try:
+        eventually(lambda: terminal.settings != terminal.found, "raw mode")
+        fd = os.open(os.ttyname(terminal.slave), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fd, b"x")
+        os.close(fd)
+        assert WAYS[way](terminal) == terminal.process.wait(HANG_S)
         assert terminal.settings == terminal.found
     finally:
         terminal.close()
