@@ -190,7 +190,8 @@ class ParkedRequests:
         if step.settled:
             return step.result()
         unique = request.unique
-        task = self.by_unique[unique] = WaitingTask(unique, _acquire(self.tasks, request.uid, step), least_s)
+        uid = _acquire(self.tasks, request.uid, step, tells=True)
+        task = self.by_unique[unique] = WaitingTask(unique, uid, least_s)
         if unique in self.early:
             del self.early[unique]
             task.interrupt()
@@ -231,12 +232,13 @@ class ParkedRequests:
             request.cancel()
 
 
-def _acquire(shares: UserLimits, uid: int, step: Wait[Any]) -> int | None:
-    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled."""
+def _acquire(shares: UserLimits, uid: int, step: Wait[Any], *, tells: bool = False) -> int | None:
+    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled. `tells`: a call
+    that ends later as it was cancelled says why, too; a claim that is given a reason would look on."""
     try:
         shares.acquire(uid)
     except errors.OverLimit as error:
-        if step.cancel(error):  # one that ends later as it was cancelled says why, too
+        if step.cancel(error if tells else None):
             raise
         return None
     return uid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -282,8 +282,13 @@ def test_what_was_known_before_the_acknowledgement_is_not_believed_for_long(
 
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of those that are sent from now on."""
-    sent, call = list[str](), ClientMachine.call
-    monkeypatch.setattr(ClientMachine, "call", lambda self, it: sent.append(type(it).__name__) or call(self, it))
+    sent, call_all = list[str](), ClientMachine.call_all
+
+    def noted(machine: ClientMachine, them: Sequence[Any]) -> list[int]:
+        sent.extend(type(it).__name__ for it in them)
+        return call_all(machine, them)
+
+    monkeypatch.setattr(ClientMachine, "call_all", noted)
     return sent
 
 
