@@ -9,7 +9,6 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,20 +29,8 @@ from mqfs.store.replication import Entry
 from mqfs.store.store import DiskStore
 from tests.support.copied import follow
 from tests.support.eventually import HANG_S, eventually, patient
-from tests.support.ninep import ME, META, Running, make_tree, open_handles, running
+from tests.support.ninep import ME, META, Running, running
 from tests.support.server import mqfs
-
-
-@pytest.fixture
-def tree() -> Tree:
-    return make_tree()
-
-
-@pytest.fixture
-def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
-    with running(tree, tmp_path) as started:
-        yield started
-    assert open_handles(tree) == 0
 
 
 @pytest.fixture(params=list(Dialect), ids=lambda dialect: dialect.version)

@@ -30,20 +30,8 @@ from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rflush, Rread, Rwrite, Tflush, Tread, Twrite
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from tests.support.eventually import HANG_S, eventually, patient
-from tests.support.ninep import Running, make_tree, open_handles, running
+from tests.support.ninep import Running, open_handles
 from tests.support.server import Server
-
-
-@pytest.fixture
-def tree() -> Tree:
-    return make_tree()
-
-
-@pytest.fixture
-def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
-    with running(tree, tmp_path) as started:
-        yield started
-    assert open_handles(tree) == 0
 
 
 @pytest.fixture

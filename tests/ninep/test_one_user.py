@@ -21,12 +21,7 @@ from mqfs.net import identity
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
 from tests.support.eventually import HANG_S, eventually
-from tests.support.ninep import Raw, Running, make_tree, running
-
-
-@pytest.fixture
-def tree() -> Tree:
-    return make_tree()
+from tests.support.ninep import Raw, Running, running
 
 
 def over_tcp(server: Running, version: str = "") -> Raw:

@@ -10,7 +10,7 @@ import socket
 import stat
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -41,17 +41,6 @@ from tests.support.ninep import (
 )
 
 NOT_ROOT = 65_534
-
-
-@pytest.fixture
-def tree() -> Tree:
-    return make_tree()
-
-
-@pytest.fixture
-def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
-    with running(tree, tmp_path) as started:
-        yield started
 
 
 # ---------------------------------------------------------------- listening

@@ -19,18 +19,13 @@ from mqfs.ninep.codec.linux_messages import Rreaddir
 from mqfs.ninep.codec.messages import Dir, Rread, Twrite
 from mqfs.ninep.codec.wire import Reader, encode
 from mqfs.ninep.server.pending import both
-from tests.support.ninep import ME, META, Line, SlowStore, make_tree, open_handles
+from tests.support.ninep import ME, META, Line, SlowStore, open_handles
 from tests.support.parked import parked
 
 FOR_ALL = (
     "Twstat tag 1 fid 0 stat {type ~ dev ~ qid 0.0.f mode 020000000777 "
     'atime ~ mtime ~ length ~ name "" uid "" gid "" muid ""}'
 )
-
-
-@pytest.fixture
-def tree() -> Tree:
-    return make_tree()
 
 
 @pytest.fixture

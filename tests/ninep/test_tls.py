@@ -45,11 +45,6 @@ def trusted(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tree() -> Tree:
-    return make_tree()
-
-
-@pytest.fixture
 def server(tree: Tree, tmp_path: Path, authority: Authority) -> Iterator[Running]:
     with running(tree, tmp_path, tls=ServerTls(str(authority.of_server())), tcp_user=str(os.geteuid())) as started:
         yield started

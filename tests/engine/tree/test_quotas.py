@@ -162,20 +162,6 @@ def test_the_rate_is_the_user_s_over_all_files_and_nobody_else_s() -> None:
         assert all(done(q.at("s", WO, user).write(b"x")) for _ in range(10))
 
 
-@pytest.mark.parametrize(("name", "head"), [("s", b""), (".put", b'{"stream":"s","lines":true} ')])
-def test_each_line_of_a_write_counts(name: str, head: bytes) -> None:
-    q = Limited("1001 messages=2", ctl=("data line",))
-    writer = q.at(name, WO, ANNA)
-    assert done(writer.write(head + b"1\n2\n3\n4\n5\n6\n"))
-    wait = writer.write(head + b"7\n")
-    q.clock.forward(1.9)
-    q.tree.run_timers()
-    assert not done(wait)
-    q.clock.forward(1.2)
-    q.tree.run_timers()
-    assert done(wait)
-
-
 def test_bytes_count_and_a_write_beyond_a_second_s_worth_passes_when_none_is_owed() -> None:
     q = Limited("1001 bytes=1K")
     writer = q.at("s", WO, ANNA)
@@ -193,7 +179,12 @@ def test_a_batch_and_lines_count_their_messages() -> None:
     def frame(body: bytes) -> bytes:
         return struct.pack("<IHH", 8 + 1 + len(body), 1, 0) + b"s" + body
 
-    for name, data, ctl in ((".batch", frame(b"a") * 3, ()), ("s", b"a\nb\nc\n", ("data line",))):
+    lines = b"a\nb\nc\n"
+    for name, data, ctl in (
+        (".batch", frame(b"a") * 3, ()),
+        ("s", lines, ("data line",)),
+        (".put", b'{"stream":"s","lines":true} ' + lines, ()),
+    ):
         q = Limited("1001 messages=4", ctl=ctl)
         writer = q.at(name, WO, ANNA)
         assert done(writer.write(data))
