@@ -119,9 +119,7 @@ class Bridge:
         self._options, self._here = options, here
         self._is_full = False
         self._is_logged = False  # that it connected
-        self._useful_at = (
-            math.inf
-        )  # the connection, of time.monotonic(): a loss after that is logged, one before is not
+        self._useful_at = math.inf  # of time.monotonic(): a connection lost later is logged, one lost before is not
 
     def run(self) -> NoReturn:
         """Carry messages, over one connection after the other. Raises MqfsError."""
