@@ -82,9 +82,7 @@ class OpenFile:
         self.resume = 0  # where the next Tread is to continue
         self.last = PartialRead()
         self.returned: list[bytes] = []  # next to be read: what could not be delivered, and the text of a refusal
-        self.due: set[str] = (
-            set()
-        )  # "refusal", "answer": texts at the server, which the next reads return in that order
+        self.due = set[str]()  # "refusal", "answer": texts at the server, which the next reads return in that order
         self.setup: dict[str, str] = {}  # commands to be said again
         self.partial = b""  # an unfinished line
         self.claimed_on: Link | None = None  # the connection of the last claim

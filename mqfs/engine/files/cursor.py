@@ -287,9 +287,7 @@ class Cursor(LongResponses, Searcher):
                 end = self.group.log.end.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
-            shown = self._shows(
-                record, self.selection
-            )  # which may count it as lost, as long as it is not behind the position
+            shown = self._shows(record, self.selection)  # may count it as lost, while the position is not behind it
             self.position = record.sequence + 1
             if shown:
                 return record
