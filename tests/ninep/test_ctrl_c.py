@@ -295,7 +295,7 @@ def test_an_ask_after_ctrl_c_in_another_has_its_own_answer(ctrl_c: None) -> None
     main = threading.main_thread().ident
     assert main is not None
     ours, theirs = socket.socketpair()
-    with ThreadPoolExecutor(1) as threads, blocking.Client(ours, ClientMachine()) as one:
+    with theirs, ThreadPoolExecutor(1) as threads, blocking.Client(ours, ClientMachine()) as one:
         put = blocking.File(one, Channel(1, Qid(0, 0, 1), 8_192, False), "r+")
 
         def serve() -> None:
@@ -312,6 +312,7 @@ def test_an_ask_after_ctrl_c_in_another_has_its_own_answer(ctrl_c: None) -> None
                         read += 1
                         if read == 2:
                             held = request.tag
+                            eventually(lambda: one._receiving, "the main thread to have sent it and to wait")
                             signal.pthread_kill(main, signal.SIGINT)
                             continue
                         theirs.sendall(encode(Rread(request.tag, b"" if read % 2 else b"%d" % written), False))
@@ -322,7 +323,6 @@ def test_an_ask_after_ctrl_c_in_another_has_its_own_answer(ctrl_c: None) -> None
         assert put.ask(b"y") == b"2"
         one.close()
         served.result(HANG_S)
-    theirs.close()
 
 
 @pytest.mark.process
