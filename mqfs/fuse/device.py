@@ -233,12 +233,13 @@ class ParkedRequests:
 
 
 def _acquire(shares: UserLimits, uid: int, step: Wait[Any], *, tells: bool = False) -> int | None:
-    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled. `tells`: a call
-    that ends later as it was cancelled says why, too; a claim that is given a reason would look on."""
+    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled. One that ends
+    later as it was cancelled says why, too. `tells`: it gets the reason at once; with it a claim would look on."""
     try:
         shares.acquire(uid)
     except errors.OverLimit as error:
         if step.cancel(error if tells else None):
             raise
+        step.otherwise = error
         return None
     return uid

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -180,6 +182,35 @@ def test_calls_over_the_share_of_a_user_are_refused_at_once(monkeypatch: pytest.
                 server.start()
 
         serve(server, program)
+
+
+@pytest.mark.parametrize("kind", ["reader", "claimer", "writer"])
+def test_what_would_wait_over_the_share_of_a_user_says_so(
+    kind: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the request, so it is taken back; no signal came, so not with EINTR."""
+    make(server, kind, "replay all", *{"claimer": ["deliver one"], "writer": ["depth 1", "full block"]}.get(kind, []))
+    monkeypatch.setattr(limits, "PARKED", 4)
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, kind))
+        stream, _ = await await_step(tree.lookup(ROOT, group, "s"))
+        flags = {"reader": os.O_RDONLY, "claimer": os.O_RDWR, "writer": os.O_WRONLY}[kind]
+        files = [await await_step(tree.open(ROOT, stream, flags)) for _ in range(3)]
+        if kind == "writer":
+            await await_step(files[0].write(b"1"))
+        ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            parked = ParkedRequests(Device(ours.fileno()), tree.waits)
+            protocol.U32.pack_into(parked.device.buffer, protocol.USER, 1001)
+            for unique, file in enumerate(files, 2):
+                parked.park(unique, file.write(b"2") if kind == "writer" else file.read(64), lambda _: None)
+            with trio.fail_after(HANG_S):
+                _, number, unique = protocol.REPLY.unpack(await theirs.recv(64))
+            assert (-number, unique) == (errno.ENFILE, 4)
+            assert (len(parked.by_unique), tree.waits.used) == (2, 2)
+
+    serve(server, program)
 
 
 def test_a_lost_connection_answers_all_though_one_fails(server: Server, caplog: pytest.LogCaptureFixture) -> None:
