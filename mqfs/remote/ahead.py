@@ -265,7 +265,7 @@ class ReadAhead:
         if notify is not None:
             self.notify = notify
         if self._is_outdated():
-            self._drop()
+            return self._renewed(partial(self.poll, None))
         self._ask()
         if self.inbox or self.file.failed is not None:
             return READABLE

@@ -364,6 +364,31 @@ def test_a_reader_that_polls_has_one_message_ahead(on_both: Callable[..., list[A
     assert elsewhere == here == (b"0", ["EPIPE"])
 
 
+def test_a_reader_that_polls_loses_nothing_by_another_replay(on_both: Callable[..., list[Any]]) -> None:
+    """The server has removed by then what the mount has."""
+
+    def scene(place: Place) -> list[Any]:
+        fd = os.open(place.group / "s", os.O_RDONLY)
+        with open(place.near / "s", "wb", buffering=0) as stream:
+            for number in range(40):
+                stream.write(b"%d" % number)
+        first = [os.read(fd, 64) for _ in range(8)]
+        REMOVALS["replay"](place)
+        REMOVALS["more"](place)
+        stats = place.near / ".stats"
+        eventually(lambda: json.loads(stats.read_text())["streams"]["s"]["first"] > 8, "the stream to be trimmed")
+        time.sleep(AGE_S)
+        os.set_blocking(fd, False)
+        with select.epoll() as poll:
+            poll.register(fd, select.EPOLLIN)
+            eventually(lambda: poll.poll(0), "a message")
+        rest = drain(fd)
+        os.close(fd)
+        return first + rest
+
+    assert on_both(scene) == 2 * [[*(b"%d" % number for number in range(40)), b"more"]]
+
+
 def test_a_writer_waits_for_what_the_reader_has_not_read(on_both: Callable[..., list[Any]]) -> None:
     """`full block` counts what was read, not what a mount asked for."""
 
