@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -612,14 +611,13 @@ def status(tree: Tree) -> str:
 
 async def start_ninep(server: Server, tree: Tree, nursery: trio.Nursery) -> NinepServer:
     """Serve 9P at its sockets."""
-    trace = sys.stderr if "9p" in server.traced else None
     nine = NinepServer(
         tree,
         tcp_user=server.options.tcp_user,
         tokens=server.tokens,
         tls=server.tls,
         fairness=server.fairness,
-        trace=trace,
+        trace=tracing.printer("9p", server.traced),
     )
     for listener, served in server.listeners.items():
         if served.protocol == service.NINEP:

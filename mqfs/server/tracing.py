@@ -6,6 +6,7 @@ so that a server without a trace pays nothing.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -36,10 +37,16 @@ def parse(text: str) -> frozenset[str]:
 
 
 def printer(kind: str, classes: Iterable[str]) -> Line | None:
-    """A function that prints lines of a class; None where that is not traced."""
+    """A function that prints lines of a class; None where that is not traced. A line that cannot be printed is left
+    out: its disk may be full, or its reader have ended, and what is traced is to work as without a trace."""
     if kind not in classes:
         return None
-    return lambda line: print(kind, line, file=sys.stderr, flush=True)
+
+    def line(text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(kind, text, file=sys.stderr, flush=True)
+
+    return line
 
 
 def trace_calls(target: object, names: Iterable[str], line: Line, show: Callable[..., str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -10,8 +11,8 @@ import pytest
 
 import mqfs
 from mqfs import ring
-from tests.support.eventually import eventually
-from tests.support.server import NO_FUSE, Server, can_mount, short_folder
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import NO_FUSE, SERVE, Server, can_mount, short_folder
 from tests.support.server import mqfs as run
 
 NINE = r"Twrite "
@@ -66,6 +67,30 @@ def test_classes(words: list[str], traced: list[str]) -> None:
     for kind, line in LINES.items():
         assert kind in traced or not re.search(line, text), kind
     assert "h-secret" not in text
+
+
+@pytest.mark.parametrize("words", [["-D"], ["-D", "engine"], ["-D", "store,ring"]], ids=" ".join)
+@pytest.mark.parametrize("to", ["/dev/full", ">(exec true)"])
+def test_a_trace_that_cannot_be_printed_is_left_out(words: list[str], to: str) -> None:
+    """Its disk is full, or its reader ended: what is traced works on, and nothing of it fails."""
+    program = ["bash", "-c", f'exec "$@" 2> {to}', "bash", *SERVE]
+    mount = can_mount()
+    with short_folder() as folder:
+        http = ["--http", f"unix!{folder}/http"]
+        with Server.at(folder, *words, *http, mount=mount, program=program) as server:
+            with mqfs.connect(server.address, transport="9p") as client:
+                client.group("g", create=True, ctl=["replay all"]).publish("s", "9p")
+            if mount:
+                (server.path / "g" / "s").write_text("mount")
+            asked = ["curl", "-sS", "--unix-socket", f"{folder}/http", "-d", "http", "http://h/g/s"]
+            subprocess.run(asked, capture_output=True, check=True, timeout=HANG_S)
+            if not ring.MISSING:
+                with mqfs.connect(server.address, transport="ring") as client:
+                    client.group("g").publish("s", "ring")
+            with mqfs.connect(server.address, transport="9p") as client:
+                found = [bytes(message.body) for message in client.group("g").history()]
+            assert found == [b"9p", *([b"mount"] if mount else []), b"http", *([] if ring.MISSING else [b"ring"])]
+            assert server.stop() == 0
 
 
 def test_a_class_there_is_not(tmp_path: Path) -> None:

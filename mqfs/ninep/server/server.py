@@ -12,7 +12,7 @@ import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Set
-from typing import Any, TextIO
+from typing import Any
 
 import trio
 
@@ -34,7 +34,7 @@ class Server(Acceptor):
     `add` listeners, then `run`; `stop` ends it after the tree was closed (which answers parked requests).
     """
 
-    def __init__(self, tree: Tree, *, trace: TextIO | None = None, **shared: Any) -> None:
+    def __init__(self, tree: Tree, *, trace: Callable[[str], None] | None = None, **shared: Any) -> None:
         """`trace`: gets a line for each message. `shared`: see `Acceptor`."""
         super().__init__("9p", "9p", memory=tree.memory, **shared)
         self.tree = tree
@@ -70,8 +70,8 @@ class Server(Acceptor):
 
     def tracer(self, where: str) -> Callable[[str], None] | None:
         """The function that prints a connection's messages, if there is a trace."""
-        trace = self._trace
-        return None if trace is None else lambda line: print(where, line, file=trace, flush=True)
+        trace, where = self._trace, where.removeprefix("9p ")
+        return None if trace is None else lambda line: trace(f"{where} {line}")
 
     # ------------------------------------------------------------ replies of parked requests
 
