@@ -326,8 +326,6 @@ class Model:
             return "StreamFull"
         if "block" in stopping:
             return WAIT if again else self.park(parked)
-        while not self.fits(stream, 1, len(body)):
-            self.kept(stream)[0]["why"] = "cut"
         tight = [c for c in over if self.tight(c)]
         if self.known(id):
             return result  # it was accepted while this one waited
@@ -340,6 +338,9 @@ class Model:
             unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
             for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
                 self.done(c, o["seq"])
+        self.settle_kept()  # what is cut is counted after the append: one that no consumer gets takes no place
+        while not self.fits(stream, 0, 0):
+            self.kept(stream)[0]["why"] = "cut"
         return result
 
     def park(self, parked: tuple[Any, ...]) -> Answer:

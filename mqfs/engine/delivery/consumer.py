@@ -379,22 +379,18 @@ class Consumer(Numbered):
         try:
             self.exclusives.offer_all()
             self._log.acknowledge(self.state, self.progress.step(SEEK, position, position))
-            self._moved(position)
+            for claim in list(self.claims.values()):
+                claim.remove()
+            self.deadlines.clear()
+            self.dispatcher.move(position)
+            self.backlog.recount()
+            for stream in self.backlog.streams():
+                stream.kept.recount()
+            self._group.retention.note_change()
         finally:
             self.exclusives.serve_others()
-            self.reads.serve()
-
-    def _moved(self, position: int) -> None:
-        """The log says so."""
-        for claim in list(self.claims.values()):
-            claim.remove()
-        self.deadlines.clear()
-        self.dispatcher.move(position)
-        self.backlog.recount()
-        for stream in self.backlog.streams():
-            stream.kept.recount()
-        self._group.retention.note_change()
-        self._group.unblock()
+            self.reads.serve()  # before writers go on: what is kept is given before what they write
+            self._group.unblock()
 
     # ------------------------------------------------------------ receivers
 

@@ -1007,6 +1007,22 @@ def test_backlog_is_over_what_is_still_there() -> None:
     assert drain(q.worker()) == [b"one"]
 
 
+def test_a_seek_gives_what_is_kept_before_what_a_waiting_writer_writes() -> None:
+    q = Queues("depth 1", "full block")
+    q.consumer("w")
+    q.write("s", b"one")
+    q.stream("t")
+    kept = q.put(b"kept", "t", priority=0)
+    one, other = q.worker(), q.worker()
+    assert [one.read(10), one.read(10)] == [b"one", b"kept"]
+    reads = [one.read(10), other.read(10)]
+    blocked = q.open("s", os.O_WRONLY).write(b"urgent")
+    assert isinstance(blocked, Wait)
+    say(q.worker(), f"seek {kept}")
+    assert [read.result() for read in reads] == [b"kept", b"urgent"]
+    assert blocked.result() == 6
+
+
 @pytest.mark.parametrize("full", ["reject", "block"])
 def test_removing_a_consumer_makes_room(full: str) -> None:
     q = Queues("depth 1", f"full {full}")

@@ -124,6 +124,11 @@ class LongQueues(QueueSubject):
 
         return self._try(settled, wait, done)
 
+    def tick(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            super().tick(1)
+            self.settle()
+
     def settle(self) -> None:
         while self.group.portions._queue:
             self.clock.engine += 1
