@@ -104,8 +104,7 @@ class WaitList:
         served = 0
         while reads and self.readers.get(reader) is reads:
             if served == _AT_ONCE:
-                self._forget(reader)
-                reader.serve(reads)
+                reader.serve(self.take_out(reader))
                 break
             served += 1
             wait, (count, offset) = next(iter(reads.items()))
@@ -118,13 +117,18 @@ class WaitList:
             else:
                 break
 
+    def take_out(self, reader: Searcher) -> OrderedDict[Wait[bytes], tuple[int, int]]:
+        """Its reads, which wait here no more."""
+        reads = self.readers.get(reader)
+        if reads is None:
+            return OrderedDict()
+        self._forget(reader)
+        return reads
+
     def close(self, reader: Searcher) -> None:
         """Settle all its reads with end-of-file."""
-        reads = self.readers.get(reader)
-        if reads is not None:
-            self._forget(reader)
-            for wait in reads:
-                wait.resolve(b"")
+        for wait in self.take_out(reader):
+            wait.resolve(b"")
 
 
 class PollList:
@@ -144,6 +148,13 @@ class PollList:
         else:
             self.calls[file] = then
         self._waiting.readers += len(self.calls) - before
+
+    def wake_one(self, file: object) -> None:
+        """The program that polls that file, if one does."""
+        then = self.calls.get(file)
+        self.watch(file, None)
+        if then is not None:
+            then()
 
     def wake(self) -> None:
         calls, self.calls = self.calls, {}

@@ -91,6 +91,10 @@ class Cursor(LongResponses, Searcher):
         except errors.MqfsError as error:
             self.refused(error)
             raise
+        finally:
+            if reads := self.waits.take_out(self):  # which get what is there from the place where it stands now
+                self.serve(reads)
+            self.group.fanout.pollers.wake_one(self)
         self.group.unblock()
         return len(data)
 

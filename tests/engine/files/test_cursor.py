@@ -64,6 +64,46 @@ def test_a_seek_back_by_more_than_there_is_passes_end_marks(hand: Hand, select: 
     assert drain(cursor) == [b"x"]
 
 
+MOVED = {"seek first": b"a1", "seek -2": b"a5", "until end": b"", "until 3": b"", "seek 2\nuntil 1": b"", "info": None}
+
+
+@pytest.mark.parametrize(("command", "got"), MOVED.items())
+def test_a_command_holds_for_a_read_that_waits(full: Hand, command: str, got: bytes | None) -> None:
+    """Two threads, or two programs with one open file: the read neither waits on nor passes over what is there from the
+    new place on, and a poll sees it."""
+    cursor = full.cursor("seek last")
+    assert drain(cursor) == [b"b6"]
+    woken: list[bool] = []
+    cursor.watch(lambda: woken.append(cursor.readable))
+    first, second = cursor.read(4096), cursor.read(4096)
+    assert isinstance(first, Wait)
+    assert isinstance(second, Wait)
+    cursor.write(f"{command}\n".encode())
+    full.clock.forward(1)
+    full.tree.run_timers()
+    assert woken == [True]
+    if got is None:
+        assert not first.settled
+        assert cursor.read(4096).startswith(b"sequence")
+        full.write("a", b"a7")
+        assert first.result() == b"a7"
+        return
+    assert first.result() == got
+    assert second.result() == {b"a1": b"b2", b"a5": b"b6"}.get(got, b"")
+
+
+def test_a_selection_holds_for_a_read_that_waits(full: Hand) -> None:
+    cursor = full.cursor("select a", "until end", "until 1000")
+    assert drain(cursor) == [b"a1", b"a3", b"a5"]
+    waiting = cursor.read(4096)
+    assert isinstance(waiting, Wait)
+    cursor.write(b"select b\nseek 2\n")
+    full.clock.forward(1)
+    full.tree.run_timers()
+    assert waiting.result() == b"b2"
+    assert drain(cursor) == [b"b4", b"b6"]
+
+
 def test_seek_time_finds_the_first_at_or_after(full: Hand) -> None:
     at = full.clock.wall / SECOND
     assert drain(full.cursor(f"seek @{at - 1:.3f}")) == [b"a5", b"b6"]
