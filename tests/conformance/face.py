@@ -121,6 +121,17 @@ def check_replay(client: Client) -> None:
         assert drain(client.open("s", "r")) == seen, replay
 
 
+def check_transient(client: Client) -> None:
+    client.create("s")
+    put(client, "ctl", b"replay all\nconsumer t transient\n")
+    put(client, "s", b"1")
+    for _ in range(2):
+        shown = client.open(".consumers/t", "r")
+        assert b"1" in shown.receive(4096, HANG_S)
+        shown.close()
+        assert "t" in client.names(".consumers"), "an open for reading only changes nothing"
+
+
 def check_keys(client: Client) -> None:
     client.create("s")
     put(client, "ctl", b"replay key\n")
@@ -505,6 +516,7 @@ CHECKS = [
     check_units,
     check_consumers,
     check_consumers_of_ctl,
+    check_transient,
     check_formats,
     check_deliver_one,
     check_put,

@@ -404,11 +404,11 @@ class Consumer(Numbered):
         self.on_handle_closed()
 
     def on_handle_closed(self) -> None:
-        """Remove a transient consumer that no handle has open."""
+        """Remove a transient consumer that no handle has open for writing: those which only peek change nothing."""
         if not self.receivers and not self.claims:
             self.dispatcher.release_cache()
         group = self._group
-        if self.redelivery.has_returned or self.opens or self.removed or group.removed or group.tree.closing:
+        if self.redelivery.has_returned or self.receivers or self.removed or group.removed or group.tree.closing:
             return
         if self.state.transient:
             self._remove_transient()

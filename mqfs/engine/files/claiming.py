@@ -298,5 +298,4 @@ class PeekHandle(OpenFile):
 
     def _end(self) -> None:
         self.opened.opens -= 1
-        self.opened.on_handle_closed()
         super()._end()

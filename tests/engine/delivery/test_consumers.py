@@ -736,6 +736,21 @@ def test_transient_is_gone_with_its_last_handle() -> None:
         q.worker()
 
 
+def test_a_file_that_only_shows_a_transient_consumer_neither_ends_nor_keeps_it() -> None:
+    """A backup, or a GET, may come before its first reader."""
+    q = Queues()
+    q.consumer("w", "transient")
+    q.write("s", b"one")
+    assert q.shows(".consumers/w") == [b"one"]
+    assert "w" in q.group.consumers
+    shown, worker = q.at(".consumers/w", os.O_RDONLY), q.worker()
+    assert read(worker) == b"one"
+    worker.close()
+    assert "w" not in q.group.consumers
+    assert read(shown) == b""
+    shown.close()
+
+
 @pytest.mark.parametrize(("full", "got"), [("drop-old", [b"two", b"three"]), ("drop-new", [b"one", b"two"])])
 def test_backlog_drops(full: str, got: list[bytes]) -> None:
     q = Queues("replay all", f"full {full}")
