@@ -63,6 +63,15 @@ class Own(Numbered):
         return self.group.removed
 
 
+def unlink_nothing(group: Group, file: Meta | StagedStream, pid: int) -> None:
+    """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU tar
+    removes a file to make it again, and would try for ever."""
+    mine, now = (pid, file.qid.path), group.clock.engine_ns()
+    (*last, then), group.unlinked = group.unlinked, (*mine, now)
+    if pid and tuple(last) == mine and now - then < limits.UNLINK_AGAIN_S * 1e9:
+        raise NotPermitted(f"cannot remove {file.name}: it is always there")
+
+
 class OfStream:
     """Another file of a stream, there as long as the stream is."""
 
@@ -91,15 +100,6 @@ class Meta(Own):
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
         self.number, self.default_mode = META_FILES[name].number, META_FILES[name].mode
-
-    def unlink(self, pid: int) -> None:
-        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU
-        tar removes a file to make it again, and would try for ever."""
-        unlinked, now = self.group.unlinked, self.group.clock.engine_ns()
-        before, then = unlinked.get(self.number, (0, 0))
-        unlinked[self.number] = pid, now
-        if pid and pid == before and now - then < limits.UNLINK_AGAIN_S * 1e9:
-            raise NotPermitted(f"cannot remove {self.name}: every group has it")
 
     @property
     def attributes(self) -> Attributes:
@@ -187,14 +187,15 @@ class StagingFolder(Folder):
     def create(self, user: User, name: str) -> NoReturn:
         raise errors.NotPermitted(f"cannot create files in {self.name} (expected a part: mkdir {self.name}/PART)")
 
-    def unlink(self, user: User, name: str) -> None:
-        """Nothing is done, so that `rm -r` works."""
+    def unlink(self, user: User, name: str, pid: int) -> None:
+        """As `unlink_nothing`."""
         require(user, self.attributes, W | X, self.name)
         found = self.find(name)
         if found is None:
             raise not_found(self, name)
-        if found.directory:
+        if isinstance(found, PartFolder):
             raise errors.IsDirectory(f"{name!r}: a part, not a file (remove it by rmdir)")
+        unlink_nothing(self.group, found, pid)
 
     def rmdir(self, user: User, name: str) -> None:
         raise errors.NotDirectory(f"{name!r}: a file, not a directory")

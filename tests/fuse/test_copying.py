@@ -129,11 +129,12 @@ print(spliced(fd), os.read(fd, 100))
 
 def test_tar_extracts_into_a_group_and_ends(mq: Path) -> None:
     """A file that is there it unlinks, and makes again; until then it does not stop."""
-    run("sh", "-c", "mkdir a b; echo x >a/s", cwd=mq)
-    script = "tar cf - -C a ./s ./ctl ./order | timeout 10 tar xf - -C b; echo ended $?"
+    run("sh", "-c", "mkdir a b a/.txn/part; echo x >a/s; echo x >a/.txn/part/s", cwd=mq)
+    script = "tar cf - -C a . | timeout 10 tar xf - -C b; echo ended $?"
     done = subprocess.run(["sh", "-c", script], cwd=mq, capture_output=True, text=True, timeout=HANG_S)
     assert "ended 2\n" in done.stdout
-    assert all(f"{name}: Cannot" in done.stderr for name in ("ctl", "order"))
+    names = ("ctl", "order", ".put", ".stats", ".kept/s", ".txn/ctl", ".txn/part/.put", ".txn/part/s")
+    assert all(f"{name}: Cannot" in done.stderr for name in names)
     assert (mq / "b" / "s").exists()
     run("rm", "-r", "b", cwd=mq)
     run("rm", "-r", "a", cwd=mq)

@@ -26,7 +26,18 @@ from mqfs.engine.files.metering import Meters
 from mqfs.engine.group import NO_REPLICA, Group
 from mqfs.engine.language.permissions import ADMIN, R, X, require, require_unsticky
 from mqfs.engine.language.settings import SYNC_REPLICA, parse_settings
-from mqfs.engine.nodes import FOLDERS, Folder, Meta, Node, SnapshotNode, StagingFolder, TakeFile, group_of, not_found
+from mqfs.engine.nodes import (
+    FOLDERS,
+    Folder,
+    Meta,
+    Node,
+    SnapshotNode,
+    StagingFolder,
+    TakeFile,
+    group_of,
+    not_found,
+    unlink_nothing,
+)
 from mqfs.engine.publishing.batch import Staging
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import refuse_all
@@ -318,8 +329,9 @@ class Tree:
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
         """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
         `rm -r` works. Raises Busy for a consumer that holds claims."""
+        pid = user.pid if user.where == "fuse" else 0  # a 9P client has one for all its processes
         if isinstance(directory, StagingFolder):
-            directory.unlink(user, name)
+            directory.unlink(user, name, pid)
             return None
         group = directory.group
         permit(user, directory, CHANGE)
@@ -331,7 +343,7 @@ class Tree:
         if node.directory:
             raise errors.IsDirectory(f"{name!r}: a directory, not a file (remove it by rmdir)")
         if isinstance(node, Meta):
-            node.unlink(user.pid if user.where == "fuse" else 0)  # a 9P client has one for all its processes
+            unlink_nothing(group, node, pid)
             return None
         if isinstance(node, SnapshotNode):
             return None
