@@ -450,6 +450,8 @@ class Tree:
             raise errors.NotPermitted("cannot move a file into another group")
         require_unsticky(user, group.state, node.state, name)
         require_unprotected(group)
+        if isinstance(node, Group):
+            require_unprotected(node)
         if new == name:
             return None
         self._require_new(user, group, new)

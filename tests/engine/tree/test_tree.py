@@ -183,6 +183,7 @@ def test_protect(hand: Hand) -> None:
         lambda: hand.tree.unlink(ROOT, hand.group, "s"),
         lambda: hand.tree.rename(ROOT, hand.group, "s", hand.group, "t"),
         lambda: hand.tree.rmdir(ROOT, hand.tree.root, "g"),
+        lambda: hand.tree.rename(ROOT, hand.tree.root, "g", hand.tree.root, "h"),
         lambda: hand.ctl("clear"),
         lambda: hand.ctl("drop s 1"),
     ):
