@@ -485,6 +485,37 @@ def test_a_forked_child_closes_what_its_parent_uses(server: Server, tmp_path: Pa
         claims.close()
 
 
+@pytest.mark.parametrize("transport", ["9p", "auto"])
+def test_a_forked_child_keeps_no_claim_of_a_parent_that_is_killed(server: Server, transport: str) -> None:
+    """Its copy of the connection would be open, and the server not see the end."""
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["deliver one"])
+        group.publish("s", b"job")
+        forked, may_end = os.pipe(), os.pipe()
+        parent = os.fork()
+        if not parent:
+            try:
+                claims = mqfs.connect(server.address, transport=transport).group("g").take("s")
+                claims.get(HANG_S)
+                if not os.fork():
+                    os.close(may_end[1])
+                    os.write(forked[1], b"x")
+                    os.read(may_end[0], 1)
+                    os._exit(0)
+                signal.pause()
+            finally:
+                os._exit(2)
+        try:
+            assert os.read(forked[0], 1)
+            os.kill(parent, signal.SIGKILL)
+            os.waitpid(parent, 0)
+            with group.take("s") as claims:
+                assert claims.get(HANG_S).deliveries == 2
+        finally:
+            for end in (*forked, *may_end):
+                os.close(end)
+
+
 def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))

@@ -164,7 +164,7 @@ class Client:
     @property
     def gone(self) -> bool:
         """Whether the peer has closed, noticed or not."""
-        return bool(self.lost) or is_ready(self.socket, select.POLLRDHUP, 0)
+        return bool(self.lost) or (self._forks == _forks and is_ready(self.socket, select.POLLRDHUP, 0))
 
     def _disconnected(self) -> Disconnected:
         if self._forks != _forks:  # seen before any lock: in a child another thread of the parent may have it for ever

@@ -8,6 +8,7 @@ c              |-- attached          the first one wins, and what comes after it
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import ssl
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from mqfs import limits
 from mqfs.errors import Disconnected, Standby
@@ -28,11 +30,23 @@ C = TypeVar("C")  # what is dialled: it has `close`
 
 HEAD_START_S = 0.5  # of an address, before the next one is tried, too
 
+_dialled = WeakSet[socket.socket]()
+
+
+def _close_in_child() -> None:
+    """Close the parent's sockets: one open in a child would hide the parent's end, and keep its claims from others."""
+    for sock in [*_dialled]:
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> socket.socket | TlsSocket:
     """A connected socket. `is_alone`: there is no other address to go to. Raises OSError, BadConfig."""
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _dialled.add(sock)
         sock.settimeout(timeout)
         try:
             sock.connect(where.path)
@@ -43,6 +57,7 @@ def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> soc
             set_look(sock, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
         return sock
     sock = socket.create_connection((where.host, where.port), timeout)
+    _dialled.add(sock)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         detect_dead_host(sock, limits.CLIENT_SILENT_S)
