@@ -197,11 +197,15 @@ class Publisher:
         return write()
 
     def make(self, stream: str) -> None:
-        """Make a stream, unless it exists."""
+        """Make a stream, unless it exists: that needs no permission."""
+        path = f"{self._path}/{check_file_name(stream)}"
         try:
-            self._link.create(f"{self._path}/{check_file_name(stream)}")
+            self._link.create(path)
         except Exists:
             pass
+        except Denied:
+            if not self._link.look_up([path])()[0]:
+                raise
 
     # ------------------------------------------------------------ many
 

@@ -422,7 +422,9 @@ def test_what_is_there_needs_no_permission_to_make_it(server: Server) -> None:
         group.publish("s", b"x")
         theirs = guest.group("g", create=True)
         assert [message.body for message in theirs.history()] == [b"x"]
+        theirs.create("s")
         for call in (
+            lambda: theirs.create("new"),
             lambda: theirs.publish("s", b"y"),
             lambda: theirs.publish("new", b"y"),
             lambda: theirs.consume("c"),

@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -17,6 +18,7 @@ from kombu.exceptions import OperationalError
 
 import mqfs.kombu  # noqa: F401  # the transport `mqfs`
 from mqfs.client import client as clients
+from mqfs.client import connect
 from mqfs.dramatiq import MqfsBroker
 from mqfs.errors import Busy
 from mqfs.huey import MqfsHuey
@@ -68,6 +70,7 @@ def over_huey(address: str, name: str) -> Iterator[tuple[Put, Get]]:
 
 OVER = {"kombu": over_kombu, "dramatiq": over_dramatiq, "huey": over_huey}
 GROUPS = {"kombu": "{}/queues", "dramatiq": "{}", "huey": "{}/tasks"}
+QUEUES = {"kombu": "q", "dramatiq": "q", "huey": "queue"}
 library = pytest.mark.parametrize("library", OVER)
 
 
@@ -113,6 +116,27 @@ def test_a_group_that_would_lose_jobs_is_not_used(
         with OVER[library](server.address, name) as (put, get):
             put()
             assert get() == "job"
+
+
+@pytest.mark.root
+@library
+def test_a_program_that_may_write_a_queue_alone_publishes(
+    server: Server, name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that it declares is there."""
+    queue = f"{GROUPS[library].format(name)}/{QUEUES[library]}"
+    with OVER[library](server.address, name) as (put, get):
+        put()
+        assert get() == "job"
+    with server.connect() as client:
+        client._link.connection().chmod(queue, 0o622)
+    with monkeypatch.context() as other:
+        other.setattr(f"mqfs.{library}.connect", partial(connect, user="nobody", transport="9p"))
+        with OVER[library](server.address, name) as (put, _):
+            put()
+    with server.connect() as client:
+        [stream] = client.group(GROUPS[library].format(name)).stats().streams.values()
+    assert stream.newest == 2
 
 
 def begin(address: str, name: str, library: str, at_once: Barrier) -> None:
