@@ -31,13 +31,14 @@ from mqfs.store.segment.index import (
 )
 from mqfs.store.segment.recovery import RecoveryScan, is_reserve, scan_segment
 from mqfs.store.sequences import reserve_body, reserved_by
-from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
+from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock, write_label
 
 Report = Callable[[str], None]
 Progress = Callable[[str], None]  # how far it is
 _PIECE = 1 << 20  # of a log, read for its first records
 _NAMES = {"mqfs", "lock", "keeper", "replica", "promote", "lost+found", *FOLDERS}
 _NAMED = 10  # damaged records
+_MOVED = ".tmp"  # ends the name of a segment that a repair renames, between its old name and its own
 
 
 def no_progress(text: str) -> None:
@@ -54,15 +55,15 @@ def check(path: str, fix: bool = False, report: Report = print, progress: Progre
     disk = Disk()
     if not disk.exists(path):
         raise errors.BadStore(f"{path}: does not exist")
-    if not disk.is_folder(f"{path}/buckets"):
-        read_label(disk, path)  # raises BadStore
+    if disk.exists(f"{path}/mqfs") or not disk.is_folder(f"{path}/buckets"):
+        read_label(disk, path)  # raises BadStore, for one of another version, too
     if fix and disk.is_open_to_others(path):
         raise errors.BadStore(f"{path}: open to other users (expected the server's user, mode 700)")
     lock = take_lock(disk, path, write=fix)
     try:
         checker = Checker(disk, path, fix, report, progress)
-        checker.label()
         checker.names()
+        checker.label()
         groups = sorted(group_folders(disk, path)) if disk.is_folder(f"{path}/buckets") else []
         for done, (number, folder) in enumerate(groups):
             checker.place = f"{done:,} of {len(groups):,} groups checked"
@@ -106,15 +107,14 @@ class Checker:
     # ------------------------------------------------------------ the folder
 
     def label(self) -> None:
-        """The label. Raises BadStore for one of another version."""
+        """The label, which is made by way of staging/."""
         if self.disk.exists(f"{self.path}/mqfs"):
             _, self.reserved = read_label(self.disk, self.path)
             return
         self.problem("mqfs: the file that says what store this is, is missing")
         self.reserved = max((number for number, _ in group_folders(self.disk, self.path)), default=0) + 1
         if self.fix:
-            write_file(self.disk, f"{self.path}/mqfs", label(str(uuid.uuid4()), self.reserved))
-            self.disk.sync_folder(self.path)
+            write_label(self.disk, self.path, str(uuid.uuid4()), self.reserved)
 
     def names(self) -> None:
         """The names beside the buckets."""
@@ -142,10 +142,11 @@ class Checker:
             self.problem(f"group {number}: in the wrong folder, {folder}")
         names = sorted(self.disk.listdir(folder))
         logs = [name for name in names if name.endswith(".log") and name[:-4].isdecimal()]
+        moved = [name for name in names if name.endswith(_MOVED) and name[:-4].isdecimal()]
         for name in names:
-            if name not in logs and f"{name[:-4]}.log" not in logs:
+            if name not in logs + moved and f"{name[:-4]}.log" not in logs:
                 self.report(f"note: group {number}: {name} belongs to no segment")
-        logs = self._renamed(number, folder, self._without_folders(number, folder, logs))
+        logs = self._renamed(number, folder, self._without_folders(number, folder, logs), moved)
         if not logs:
             self.report(f"note: group {number}: no log; it was not made to the end")
             return
@@ -173,20 +174,24 @@ class Checker:
                 self._move_aside(f"{folder}/{name}", f"{number}-{name}")
         return [name for name in logs if name not in wrong]
 
-    def _renamed(self, number: int, folder: str, logs: list[str]) -> list[str]:
-        """Segments that hold less than their name says have another's name: each gets its own, or goes aside."""
-        least = {name: self._least(folder, name) for name in logs}
-        foreign = [name for name in logs if least[name] < int(name[:-4])]
+    def _renamed(self, number: int, folder: str, logs: list[str], moved: list[str]) -> list[str]:
+        """Segments that hold less than their name says have another's name: each gets its own, or goes aside. `moved`:
+        those that a repair which did not end left on their way."""
+        least = {name: self._least(folder, name) for name in logs + moved}
+        foreign = [name for name in logs if least[name] < int(name[:-4])] + moved
         for name in foreign:
             self.problem(f"group {number}: {name} holds sequence {least[name]}")
         if not foreign or not self.fix:
             return [name for name in logs if name not in foreign]
+        on_way = {name: name for name in moved}  # what each is called meanwhile: where it was
         for name in {*foreign, *(f"{least[name]:020d}.log" for name in foreign)} & set(logs):
-            self.disk.rename(f"{folder}/{name}", f"{folder}/{name}.moved")
-        for name in sorted(least, key=lambda name: name not in foreign):
-            self._give_name(number, folder, name, f"{least[name]:020d}.log")
+            if (made := f"{name[:-4]}{_MOVED}") not in on_way:
+                self.disk.rename(f"{folder}/{name}", f"{folder}/{made}")
+                on_way[made] = name
+        for made, name in sorted(on_way.items(), key=lambda item: item[1] not in foreign):
+            self._give_name(number, folder, made, f"{least[name]:020d}.log")
         self.disk.sync_folder(folder)
-        return sorted(name for name in self.disk.listdir(folder) if name in logs or name[:-4].isdecimal())
+        return sorted(name for name in self.disk.listdir(folder) if name.endswith(".log") and name[:-4].isdecimal())
 
     def _least(self, folder: str, name: str) -> int:
         """The lowest sequence it holds: the first piece says it, unless a state fills that."""
@@ -202,15 +207,12 @@ class Checker:
             index, others = log.index, log.others
         return least_of(index, others, int(name[:-4]))
 
-    def _give_name(self, number: int, folder: str, name: str, own: str) -> None:
-        made = f"{folder}/{name}.moved"
-        if not self.disk.exists(made):
-            return
+    def _give_name(self, number: int, folder: str, made: str, own: str) -> None:
         if self.disk.exists(f"{folder}/{own}"):
-            self._move_aside(made, f"{number}-{name}")
+            self._move_aside(f"{folder}/{made}", f"{number}-{made[:-4]}.log")
             return
-        self.disk.rename(made, f"{folder}/{own}")
-        for index in (f"{folder}/{name[:-4]}.idx", f"{folder}/{own[:-4]}.idx"):
+        self.disk.rename(f"{folder}/{made}", f"{folder}/{own}")
+        for index in (f"{folder}/{made[:-4]}.idx", f"{folder}/{own[:-4]}.idx"):
             if self.disk.exists(index):
                 self.disk.unlink(index)  # derived from a log: made again
 

@@ -471,9 +471,13 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
         raise errors.BadStore(f"{path}: in use by process {holder or 'unknown'}") from None
     except OSError as error:
         raise errors.BadStore(f"{path}/lock: {error.strerror}") from error
-    if write:
-        disk.truncate(fd, 0)
-        write_all(disk, fd, b"%d\n" % os.getpid(), 0)
+    try:
+        if write:
+            disk.truncate(fd, 0)
+            write_all(disk, fd, b"%d\n" % os.getpid(), 0)
+    except BaseException:
+        disk.close(fd)
+        raise
     return fd
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import logging
 import os
 import random
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from mqfs.errors import BadStore, Damaged
 from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.check import check
+from mqfs.store.disk import Disk
 from mqfs.store.replication import LogBytes
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import DiskStore
@@ -207,6 +211,75 @@ def test_a_label_below_a_group_is_mended(tmp_path: Path) -> None:
     store = DiskStore(path)
     assert store.number() > 2
     store.close()
+
+
+class EndingDisk(Disk):
+    """A disk that is full after a number of changes, and stays so: nothing is cleared away either, as after a kill."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def _change(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def pwrite(self, *arguments: Any) -> int:
+        self._change()
+        return os.pwrite(*arguments)
+
+    def rename(self, *arguments: Any) -> None:
+        self._change()
+        os.rename(*arguments)
+
+    def unlink(self, *arguments: Any) -> None:
+        self._change()
+        os.unlink(*arguments)
+
+
+def flip_bits(path: str) -> None:
+    for log in sorted(Path(path).glob("buckets/*/*/*.log"))[1:6:4]:
+        data = bytearray(log.read_bytes())
+        data[data.index(b"body")] ^= 1
+        log.write_bytes(data)
+
+
+def swap_names(path: str) -> None:
+    """Each of two segments gets the other's."""
+    one, two = sorted(Path(path).glob("buckets/01/1/*.log"))[1:3]
+    one.rename(f"{path}/other")
+    two.rename(one)
+    Path(path, "other").rename(two)
+
+
+def remove_label(path: str) -> None:
+    Path(path, "mqfs").unlink()
+
+
+@pytest.mark.parametrize("spoil", [flip_bits, swap_names, remove_label])
+def test_a_repair_that_ended_early_is_completed_by_the_next(
+    tmp_path: Path, spoil: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, whole = f"{tmp_path}/store", f"{tmp_path}/whole"
+    fill(path)
+    spoil(path)
+    shutil.copytree(path, whole)
+    assert run(whole, fix=True)[0] > 0
+    assert (os.listdir(f"{whole}/quarantine") == []) is (spoil is not flip_bits)
+    expected = contents(whole)
+    assert [len(found) for found in expected.values()] == [60 - (spoil is flip_bits)] * 2
+    for count in itertools.count():
+        copy, disk = f"{tmp_path}/{count}", EndingDisk(count)
+        shutil.copytree(path, copy)
+        with monkeypatch.context() as patched, contextlib.suppress(OSError):
+            patched.setattr("mqfs.store.check.Disk", lambda disk=disk: disk)
+            check(copy, fix=True, report=lambda line: None)
+        run(copy, fix=True)
+        assert run(copy)[0] == 0, count
+        assert contents(copy) == expected, count
+        if disk.left >= 0:
+            break
+    assert count >= 1
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
