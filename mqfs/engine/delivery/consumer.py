@@ -89,6 +89,7 @@ class Consumer(Numbered):
         self.opens = 0  # handles, those too which only peek
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
         self.receivers: set[ClaimingHandle] = set()
+        self.had_receiver = False  # since it was made: a transient one ends then
         self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: what each one got last
         self.undo_due: list[ClaimingHandle] = []  # `ack read`: these were lost before they read it; the disk was full
         self.counts = ConsumerCounts()
@@ -404,13 +405,13 @@ class Consumer(Numbered):
         self.on_handle_closed()
 
     def on_handle_closed(self) -> None:
-        """Remove a transient consumer that no handle has open for writing: those which only peek change nothing."""
+        """Remove a transient consumer that no handle has open, unless only those which peek had it so far."""
         if not self.receivers and not self.claims:
             self.dispatcher.release_cache()
         group = self._group
-        if self.redelivery.has_returned or self.receivers or self.removed or group.removed or group.tree.closing:
+        if self.redelivery.has_returned or self.opens or self.removed or group.removed or group.tree.closing:
             return
-        if self.state.transient:
+        if self.state.transient and self.had_receiver:
             self._remove_transient()
 
     def _remove_transient(self) -> None:

@@ -66,6 +66,7 @@ class Consumers(dict[str, Consumer]):
         self._release_uncovered()
         for consumer in list(self.values()):
             if consumer.state.transient:
+                consumer.had_receiver = True
                 consumer.on_handle_closed()
             elif consumer.state.memory:
                 self._contain(consumer, "starting", partial(self._begin_again, consumer))

@@ -53,6 +53,7 @@ class ClaimingHandle(OpenFile):
         super().on_opened()
         self.consumer.opens += 1
         self.consumer.receivers.add(self)
+        self.consumer.had_receiver = True
 
     def _consumer(self) -> Consumer:
         raise NotImplementedError
@@ -298,4 +299,5 @@ class PeekHandle(OpenFile):
 
     def _end(self) -> None:
         self.opened.opens -= 1
+        self.opened.on_handle_closed()
         super()._end()
