@@ -167,8 +167,8 @@ class OneRequest(Wait[T]):
     """As `Call`, of one request: reads and writes."""
 
     __slots__ = (
-        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag",
-        "cancelled", "link", "repeated",
+        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag", "_writes",
+        "cancelled", "is_unknown", "link", "repeated",
     )  # fmt: skip
 
     def __init__(
@@ -186,7 +186,8 @@ class OneRequest(Wait[T]):
         super().__init__(OneRequest._cancel_request)  # type: ignore[arg-type]
         self._session, self._make, self._finish, self._recover = session, make, finish, recover
         self.link: Link | None = None
-        self.repeated = self.cancelled = False
+        self.repeated = self.cancelled = self._writes = False
+        self.is_unknown = False  # whether a server that is gone may have written it
         self._tag, self._held, self._is_short = -1, held, is_short
         if held:
             session.hold(held)
@@ -199,7 +200,7 @@ class OneRequest(Wait[T]):
             self.fail(error)
             return
         if isinstance(request, tuple):
-            self._fid = cast(m.Tread | m.Twrite, request).fid
+            self._fid, self._writes = cast(m.Tread | m.Twrite, request).fid, type(request) is m.Twrite
             self._tag = link.send_one(cast(Fcall, request), self._answered)
             if self.cancelled and not self._is_short:  # its flush was lost with the link before
                 link.flush(self._tag)
@@ -211,7 +212,7 @@ class OneRequest(Wait[T]):
             return
         if reply is None:
             if self.link is not None and self.link.lost:
-                self.repeated = True
+                self.repeated, self.is_unknown = True, self._writes
                 self._session.wait_for_link(self)
             else:
                 self.fail(Interrupted())
@@ -252,14 +253,13 @@ class OneRequest(Wait[T]):
 
     @staticmethod
     def _cancel_request(call: OneRequest[Any]) -> bool:
-        if call._is_short:
-            call.cancelled = True
-            return False
-        if call._session.pending.pop(call, False) is None:
+        """What a server that is gone may have written is not ended as if it was not: the next server says, or
+        `_end_cancelled`."""
+        if not (call._is_short or call.is_unknown) and call._session.pending.pop(call, False) is None:
             call._let_go()
             return True
         call.cancelled = True
-        if call.link is not None and not call.link.lost:
+        if not call._is_short and call.link is not None and not call.link.lost:
             call.link.flush(call._tag)
         return False
 
@@ -499,7 +499,8 @@ class Session:
     def _end_cancelled(self) -> None:
         for call in [call for call in self.pending if call.cancelled]:
             del self.pending[call]
-            call.fail(Interrupted())
+            is_unknown = isinstance(call, OneRequest) and call.is_unknown
+            call.fail(DiskFailed("server lost, outcome of the write unknown") if is_unknown else Interrupted())
 
     def _end_patience(self) -> None:
         self._impatient = True

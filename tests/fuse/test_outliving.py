@@ -23,8 +23,9 @@ import pytest
 
 from mqfs.ninep.client import connection
 from mqfs.remote.ahead import AGE_S
-from mqfs.remote.session import INTERRUPT_S
+from mqfs.remote.session import INTERRUPT_S, TICK_S
 from tests.fuse.served_by import READ, Child, calls
+from tests.support.batches import frame
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.frozen import Frozen, mounted_behind
@@ -430,6 +431,65 @@ def test_lines_that_a_server_kept_and_did_not_answer_are_not_written_again(data:
             assert written.result(HANG_S) == len(data)
             file.write(b"end\n")
         assert kept() == data + b"end\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "data", "body", "late"),
+    [
+        ("s", "data message", b"1", b"1", False),
+        ("s", "data line", b"1\n2\n", b"1\n2\n", False),
+        (".put", "data message", b'{"stream":"s"} 1', b"1", False),
+        (".batch", "data message", frame("s", b"1"), b"1", True),
+        ("ctl", "data message", b"eof s\n", b"", True),
+        ("s", "data message", b"1", b"1", True),
+    ],
+    ids=["message", "lines", "put", "batch", "command", "late"],
+)
+def test_a_signal_has_nothing_written_again_that_a_server_kept(
+    file: str, setting: str, data: bytes, body: bytes, late: bool
+) -> None:
+    """Python writes again after EINTR, which says that nothing was written. `late`: EIO, as the outcome is not known
+    when a signal ends the write, or cannot be asked for."""
+    with (
+        short_folder() as folder,
+        Server.at(folder) as server,
+        mounted_behind(folder, server) as (frozen, mount),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        (group := folder / "mq" / "g").mkdir()
+        (group / "ctl").write_text(f"replay all\n{setting}\n")
+        (group / "s").touch()
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def lose() -> None:
+            with server.connect() as client:
+                eventually(lambda: client.group("g").stats().streams["s"].messages, "the server to keep it")
+            server.stop(signal.SIGKILL)
+            frozen.end()
+            eventually(lambda: "connection lost" in mount.text(), "the mount to know")
+            until_s = time.monotonic() + (INTERRUPT_S + 2 * TICK_S if late else 0)
+            while True:
+                signal.pthread_kill(main, signal.SIGUSR1)
+                if time.monotonic() >= until_s:
+                    break
+                time.sleep(0.01)
+            server.start()
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            with open(group / file, "wb", buffering=0) as opened:
+                frozen.mute()
+                lost = threads.submit(lose)
+                with pytest.raises(OSError, match="Errno 5") if late else contextlib.nullcontext():
+                    assert opened.write(data) == len(data)
+                lost.result(HANG_S)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        with server.connect() as client:
+            stats = client.group("g").stats().streams["s"]
+            history = b"".join(message.body for message in client.group("g").history())
+        assert (stats.messages, history) == (max(data.count(b"\n"), 1), body)
 
 
 def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:

@@ -30,7 +30,12 @@ class Frozen:
             while True:
                 ours, _ = self.listener.accept()
                 theirs = socket.socket(socket.AF_UNIX)
-                theirs.connect(self.server)
+                try:
+                    theirs.connect(self.server)
+                except ConnectionRefusedError:  # it is away
+                    ours.close()
+                    theirs.close()
+                    continue
                 self.open += (ours, theirs)
                 threading.Thread(target=self._pass, args=(ours, theirs, itertools.count()), daemon=True).start()
                 threading.Thread(target=self._pass, args=(theirs, ours, next(self.answers)), daemon=True).start()
