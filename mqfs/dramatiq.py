@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
-from mqfs.client import Claim, Claims, connect
+from mqfs.client import Claim, Claims, Group, connect
 from mqfs.client.client import require_queue
 from mqfs.errors import Disconnected, DiskFull, MqfsError, Stale, StreamFull
 from mqfs.syntax.escape import stream_name
@@ -35,11 +37,7 @@ log = logging.getLogger("mqfs.dramatiq")
 
 
 class MqfsBroker(Broker):
-    """A broker over a server of mqfs.
-
-    Attributes:
-        group: The group of its queues.
-    """
+    """A broker over a server of mqfs. A process that is forked from one that has it connects again."""
 
     def __init__(
         self,
@@ -65,12 +63,27 @@ class MqfsBroker(Broker):
         super().__init__(middleware)
         self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
         self._claimed = _Claimed()
-        self._client = connect(address, token=token)
+        self._dial, self._path = partial(connect, address, token=token), group
+        self._lock = threading.Lock()  # held in a child that connects
+        self._connect()
+
+    def _connect(self) -> None:
+        self._client = self._dial()
         try:
-            self.group = self._client._require(group, SETTINGS)
+            self._group = self._client._require(self._path, SETTINGS)
         except BaseException:
             self._client.close()
             raise
+        self._process = os.getpid()
+
+    @property
+    def group(self) -> Group:
+        """The group of its queues. Raises Disconnected in a child that cannot connect."""
+        if self._process != os.getpid():  # uWSGI, say, loads a program and then forks
+            with self._lock:
+                if self._process != os.getpid():
+                    self._connect()
+        return self._group
 
     def close(self) -> None:
         """Close the connection; what its consumers claimed is requeued."""
@@ -149,7 +162,7 @@ class MqfsBroker(Broker):
         self.emit_after("enqueue", message, delay)
 
     def flush(self, queue_name: str) -> None:
-        """Drop the messages of a queue.
+        """Drop the messages of a queue, but for those that are delayed: they are in no queue yet.
 
         Args:
             queue_name: The queue.
@@ -161,7 +174,7 @@ class MqfsBroker(Broker):
         self.group.purge(queue_name)
 
     def flush_all(self) -> None:
-        """Drop the messages of all queues that were declared."""
+        """Drop the messages of all queues that were declared, but for those that are delayed."""
         for queue_name in self.queues:
             self.flush(queue_name)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from functools import partial
 from itertools import compress
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 from huey import Huey
 from huey.constants import EmptyData
@@ -82,15 +84,20 @@ class Values(BaseStorage):  # type: ignore[misc]
         self._connect = partial(connect, address, token=token)
         self._zone = UTC if utc else None
         self._read_timeout = read_timeout
+        self._has_mark = False  # there was a revocation, made here or elsewhere
+        self._begin()
+        _storages.add(self)
+
+    def _begin(self) -> None:
+        """Have no connection, as a child that was forked, where a thread of the parent may have had the lock."""
         self._lock = threading.Lock()
         self._later = threading.local()  # `key`: what `delete_soon` is to delete; `unrevoked`: until when nothing was
-        self._has_mark = False  # there was a revocation, made here or elsewhere
         self._client: Client | None = None
         self._claims: Claims | None = None
         self._groups: dict[str, Group] = {}
 
     def close(self) -> None:
-        """Close the connection; the next call makes another, as a worker does that was forked."""
+        """Close the connection; the next call makes another."""
         self._later.key = None
         with self._lock:
             client, self._client, self._claims, self._groups = self._client, None, None, {}
@@ -246,6 +253,17 @@ class Values(BaseStorage):  # type: ignore[misc]
 
     def flush_counters(self) -> None:
         self._counters.purge()
+
+
+_storages = WeakSet[Values]()
+
+
+def _begin_in_child() -> None:
+    for storage in [*_storages]:
+        storage._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class MqfsStorage(Values):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +24,7 @@ from mqfs.client import connect
 from mqfs.dramatiq import MqfsBroker
 from mqfs.errors import Busy
 from mqfs.huey import MqfsHuey
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, patient
 from tests.support.server import Server
 
 pytestmark = pytest.mark.process
@@ -137,6 +139,24 @@ def test_a_program_that_may_write_a_queue_alone_publishes(
     with server.connect() as client:
         [stream] = client.group(GROUPS[library].format(name)).stats().streams.values()
     assert stream.newest == 2
+
+
+@pytest.mark.parametrize("library", ["dramatiq", "huey"])  # Celery itself makes new connections of kombu
+def test_a_program_that_is_forked_publishes(server: Server, name: str, library: str) -> None:
+    """After it published itself: a server of the web loads it and then forks."""
+    with OVER[library](server.address, name) as (put, get):
+        put()
+        child = os.fork()
+        if not child:
+            signal.alarm(int(patient(20)))
+            try:
+                put()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        put()
+        assert [get() for _ in range(3)] == ["job"] * 3
 
 
 def begin(address: str, name: str, library: str, at_once: Barrier) -> None:
