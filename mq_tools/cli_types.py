@@ -137,6 +137,17 @@ def open_standard_files() -> None:
             setattr(sys, name, io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogateescape"))
 
 
+def output_failed() -> bool:
+    """Whether standard output does not take what was printed. It is discarded then: the interpreter would try again at
+    its end, and say so in lines of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return True
+    return False
+
+
 def run_tool(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
     """The exit code of a tool; its ToolError, and a failure of standard output, become one line on standard error."""
     open_standard_files()

@@ -18,7 +18,7 @@ import click
 
 import mqfs
 from mq_tools import completion
-from mq_tools.cli_types import open_standard_files, usage_error
+from mq_tools.cli_types import open_standard_files, output_failed, usage_error
 from mqfs.cli import arguments
 from mqfs.cli.users import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
@@ -259,6 +259,7 @@ def main() -> NoReturn:
     open_standard_files()
     try:
         result = command.main(prog_name="mqfs", standalone_mode=False)
+        sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
@@ -272,8 +273,11 @@ def main() -> NoReturn:
     except MqfsError as error:
         fail(str(error), FAILED)
     except OSError as error:
+        where = "standard output" if output_failed() else error.filename
+        if where == "standard output" and isinstance(error, BrokenPipeError):
+            sys.exit(FAILED)  # as of click: its reader has what it wants
         reason = error.strerror or str(error)
-        fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
+        fail(f"{where}: {reason}" if where else reason, FAILED)
 
 
 def fail(text: str, code: int) -> NoReturn:

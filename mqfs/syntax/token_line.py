@@ -23,7 +23,7 @@ MARK = "sha256:"  # begins the second word
 FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"
 _HASHED = re.compile(rf"{MARK}([0-9A-Za-z]{{1,32}}):([0-9a-f]{{64}})\Z")
 _SECRET = re.compile(rb"mq_([0-9A-Za-z]{1,32})_[0-9A-Za-z_-]{43}\Z")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_INVALID = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?\Z", re.ASCII)
 
 
@@ -103,7 +103,7 @@ def parse_path(word: str) -> tuple[str, ...]:
     """The names of a path from the root. Raises BadCommand."""
     names = tuple(name for name in word.split("/") if name)
     deep = len(names) > limits.PATH_GROUPS + 2  # a file in a folder of the deepest group
-    if not word.startswith("/") or deep or {".", ".."} & set(names) or _CONTROL.search(word):
+    if not word.startswith("/") or deep or {".", ".."} & set(names) or _INVALID.search(word):
         raise BadCommand(f"path {word!r} (expected /GROUP or /GROUP/NAME, without . and ..)")
     return names
 

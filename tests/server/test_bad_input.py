@@ -16,6 +16,7 @@ from mqfs.errors import MqfsError
 from mqfs.ninep.client.connection import connect
 from mqfs.server.app import check_words
 from mqfs.server.options import KINDS, Options
+from mqfs.store.store import DiskStore
 from tests.support.server import COMMAND, Server, environment, mounted, mqfs, unmount
 
 USAGE, FAILED = 2, 1
@@ -118,6 +119,28 @@ def test_standard_input_closed(tmp_path: Path) -> None:
     assert done.returncode == USAGE
     assert "standard input or output: closed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device"), ("", "")],
+    ids=["closed", "full", "a pipe without a reader"],
+)
+@pytest.mark.parametrize(
+    "words", ["check store", "doctor store", "token ls --token-file tokens", "completion bash", "--help", "--version"]
+)
+def test_output_that_cannot_be_written(tmp_path: Path, words: str, to: str, says: str) -> None:
+    DiskStore(f"{tmp_path}/store").close()
+    (tmp_path / "tokens").write_text(f"root sha256:a:{'0' * 64}\n")
+    (tmp_path / "tokens").chmod(0o600)
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {**environment(), "PYTHONUNBUFFERED": ""}
+    line = f"exec {shlex.join(COMMAND)} {words} {to}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.stderr == (f"mqfs: standard output: {says}\n" if says else "")
+    assert done.returncode == FAILED
 
 
 def not_empty(path: Path) -> None:

@@ -110,6 +110,7 @@ def test_comments_and_other_lines_are_kept(tmp_path: Path) -> None:
         (("new", ME, "--expires", "9" * 19 + "d"), "--expires: invalid duration '9999999999999999999d'"),
         (("new", ME, "--note", "two\nlines"), "--note: control characters (expected one line)"),
         (("new", ME, "--path", "/two\nlines"), "(expected /GROUP or /GROUP/NAME"),
+        (("new", ME, "--path", "/not-utf-8\udcff"), "(expected /GROUP or /GROUP/NAME"),
         (("ls",), "No such file or directory (expected a readable file)"),
         (("revoke", "a"), "No such file or directory (expected a readable file)"),
     ],
