@@ -419,7 +419,7 @@ class OpenFile:
             return m.Twrite(0, self.require_fid(), 0, data)
 
         written = partial(self._written, size, rest)
-        call: OneRequest[int] = OneRequest(self.session, make, written, held=len(data))
+        call: OneRequest[int] = OneRequest(self.session, make, written, held=len(data), is_once=True)
         self.session.begin(call)
         return call
 
@@ -453,7 +453,7 @@ class OpenFile:
 
         written = partial(self._written, size, rest)
         held = len(data) if size else 0  # of a last line: its close(2) cannot be refused
-        call: OneRequest[int] = OneRequest(self.session, make, written, recover=recover, held=held)
+        call: OneRequest[int] = OneRequest(self.session, make, written, recover=recover, held=held, is_once=True)
         self.session.begin(call)
         return call
 
@@ -524,7 +524,8 @@ class OpenFile:
             if self.partial is rest:  # else a later write changed it
                 self.partial = before if isinstance(error, Interrupted) else b""
 
-        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover, undo=undo)
+        once = bool(verbs & ONCE_VERBS)
+        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover, undo=undo, is_once=once)
         self.session.begin(call)
         return call
 

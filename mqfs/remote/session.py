@@ -167,7 +167,7 @@ class OneRequest(Wait[T]):
     """As `Call`, of one request: reads and writes."""
 
     __slots__ = (
-        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag", "_writes",
+        "_fid", "_finish", "_held", "_is_once", "_is_short", "_make", "_recover", "_session", "_tag",
         "cancelled", "is_unknown", "link", "repeated",
     )  # fmt: skip
 
@@ -180,15 +180,17 @@ class OneRequest(Wait[T]):
         recover: Callable[[MqfsError], Step[T]] | None = None,
         held: int = 0,
         is_short: bool = False,
+        is_once: bool = False,
     ) -> None:
         """`make`: the request, or the result without one. `finish`: the result of the reply; `recover`: that of an
-        error. `held`: the bytes that it keeps in memory. `is_short`: a signal does not end it. Raises OverLimit."""
+        error. `held`: the bytes that it keeps in memory. `is_short`: a signal does not end it; `is_once`: not where a
+        server may have done it, as its program would do it again. Raises OverLimit."""
         super().__init__(OneRequest._cancel_request)  # type: ignore[arg-type]
         self._session, self._make, self._finish, self._recover = session, make, finish, recover
         self.link: Link | None = None
-        self.repeated = self.cancelled = self._writes = False
-        self.is_unknown = False  # whether a server that is gone may have written it
-        self._tag, self._held, self._is_short = -1, held, is_short
+        self.repeated = self.cancelled = False
+        self.is_unknown = False  # whether a server that is gone may have done what is to be done once
+        self._tag, self._held, self._is_short, self._is_once = -1, held, is_short, is_once
         if held:
             session.hold(held)
 
@@ -200,7 +202,7 @@ class OneRequest(Wait[T]):
             self.fail(error)
             return
         if isinstance(request, tuple):
-            self._fid, self._writes = cast(m.Tread | m.Twrite, request).fid, type(request) is m.Twrite
+            self._fid = cast(m.Tread | m.Twrite, request).fid
             self._tag = link.send_one(cast(Fcall, request), self._answered)
             if self.cancelled and not self._is_short:  # its flush was lost with the link before
                 link.flush(self._tag)
@@ -212,7 +214,7 @@ class OneRequest(Wait[T]):
             return
         if reply is None:
             if self.link is not None and self.link.lost:
-                self.repeated, self.is_unknown = True, self._writes
+                self.repeated, self.is_unknown = True, self._is_once
                 self._session.wait_for_link(self)
             else:
                 self.fail(Interrupted())
@@ -253,7 +255,7 @@ class OneRequest(Wait[T]):
 
     @staticmethod
     def _cancel_request(call: OneRequest[Any]) -> bool:
-        """What a server that is gone may have written is not ended as if it was not: the next server says, or
+        """What a server that is gone may have done is not ended as if it was not: the next server says, or
         `_end_cancelled`."""
         if not (call._is_short or call.is_unknown) and call._session.pending.pop(call, False) is None:
             call._let_go()
@@ -278,9 +280,10 @@ class CommandRequest(OneRequest[T]):
         *,
         recover: Callable[[MqfsError], Step[T]],
         undo: Callable[[BaseException], None],
+        is_once: bool,
     ) -> None:
         """As OneRequest. `undo`: called with the error where it fails, and with Interrupted where it is cancelled."""
-        super().__init__(session, make, finish, recover=recover)
+        super().__init__(session, make, finish, recover=recover, is_once=is_once)
         self._undo = undo
 
     def fail(self, error: BaseException) -> None:
