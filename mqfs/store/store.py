@@ -459,6 +459,19 @@ def check_alone(path: str) -> None:
         raise errors.BadStore(f"{path}: has a replicated log ({expected})")
 
 
+def _holder(disk: Disk, lock: str) -> str:
+    """The number of the process that has the lock. The kernel is asked first: a check leaves the file as it is, with
+    the number of the last server, which may be another process by now."""
+    with contextlib.suppress(OSError):
+        status = os.stat(lock)
+        where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open("/proc/locks", encoding="ascii") as file:
+            for words in map(str.split, file):
+                if words[1] == "FLOCK" and words[5] == where:
+                    return words[4]
+    return read_file(disk, lock).decode(errors="replace").strip() or "unknown"
+
+
 def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
     """The lock's descriptor, with our process number in the file; with `write` off that is left as it is."""
     try:
@@ -467,8 +480,7 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
         else:
             fd = disk.lock(f"{path}/lock" if disk.exists(f"{path}/lock") else path, os.O_RDONLY)
     except BlockingIOError:
-        holder = read_file(disk, f"{path}/lock").decode(errors="replace").strip()
-        raise errors.BadStore(f"{path}: in use by process {holder or 'unknown'}") from None
+        raise errors.BadStore(f"{path}: in use by process {_holder(disk, f'{path}/lock')}") from None
     except OSError as error:
         raise errors.BadStore(f"{path}/lock: {error.strerror}") from error
     try:

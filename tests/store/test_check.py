@@ -282,6 +282,24 @@ def test_a_repair_that_ended_early_is_completed_by_the_next(
     assert count >= 1
 
 
+def test_a_store_that_is_checked_is_in_use_by_the_check(tmp_path: Path) -> None:
+    """The file of the lock has the number of the server before, which may be that of any process by now."""
+    path = f"{tmp_path}/store"
+    fill(path)
+    Path(path, "lock").write_text("1\n")
+
+    def report(line: str) -> None:
+        with pytest.raises(BadStore, match=f"in use by process {os.getpid()}"):
+            DiskStore(path)
+        lines.append(line)
+
+    lines: list[str] = []
+    Path(path, "other").touch()
+    check(path, report=report)
+    assert lines == ["note: other: not a part of a store"]
+    assert Path(path, "lock").read_text() == "1\n"
+
+
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     path = f"{tmp_path}/store"
     fill(path)
