@@ -19,7 +19,7 @@ from typing import IO, Any
 from mqfs import limits
 from mqfs.client.message import Message
 from mqfs.client.types import File, Link, view_of
-from mqfs.errors import BadRequest, Disconnected, Interrupted, MqfsError, NotFound
+from mqfs.errors import BadRequest, Disconnected, DiskFull, Interrupted, MqfsError, NotFound
 from mqfs.records import headers
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
@@ -59,9 +59,22 @@ class LargeMessage(Message):
         """Bytes of the body."""
         return self.held
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether `add` has failed."""
+        return self._spool.closed
+
     def add(self, part: Message) -> None:
-        self._spool.write(part.body)
+        """Append a part. Raises DiskFull, once, where the temporary folder does not take it."""
         self.parts += 1
+        if self.is_lost:
+            return
+        try:
+            self._spool.write(part.body)
+        except OSError as error:
+            with suppress(OSError):
+                self._spool.close()
+            raise DiskFull(f"body of message {self.sequence} left out: temporary file: {error.strerror}") from None
         self.held += len(part.body)
 
     @property
@@ -149,15 +162,15 @@ class MultipartAssembler:
         return self._open is not None
 
     def add_part(self, message: Message) -> Message | None:
-        """The message that is complete now; None: parts are missing. A part without its first one is a message."""
+        """The message that is complete now; None: parts are missing. A part without its first one is a message. Raises
+        DiskFull for a body that cannot be held: it is left out."""
         number, total = place_of(message)
         open_, self._open = self._open, None
         if open_ is not None and self._continues(open_, message, number):
+            if number < open_.total:
+                self._open = open_
             open_.add(message)
-            if open_.parts == open_.total:
-                return open_
-            self._open = open_
-            return None
+            return None if open_.parts < open_.total or open_.is_lost else open_
         if number == 1 and total > 1:
             self._open = LargeMessage.begin(message, total)
             return None

@@ -19,7 +19,7 @@ from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.types import READ_BYTES, File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.client.waiting import Ready, Waiting
-from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.errors import BadRequest, Disconnected, DiskFailed, DiskFull, FellBehind, Interrupted, NotFound
 from mqfs.records import headers
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words, compile_selection, has_wildcard
@@ -421,7 +421,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     # ------------------------------------------------------------ ends
 
     def lost(self, error: Exception) -> bool:
-        return self._at_end or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed)
+        return self._at_end or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed | DiskFull)
 
     def close(self) -> None:
         self._closed.set()

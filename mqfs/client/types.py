@@ -81,7 +81,7 @@ class File(Protocol):
 class Subscription(Protocol):
     """Messages of a group, one by one: an iterator and a context manager, shared by any number of threads.
 
-    After FellBehind or DiskFailed, raised once each, the next call continues after the loss.
+    After FellBehind, DiskFailed or DiskFull, raised once each, the next call continues after the loss.
     """
 
     def get(self, timeout: float | None = None) -> Message:
@@ -98,6 +98,7 @@ class Subscription(Protocol):
             EOFError: It was closed, or has ended.
             FellBehind: Messages were lost; `error.lost` is the most it can be.
             DiskFailed: A message could not be read.
+            DiskFull: The temporary folder does not take a body of more than 8 MiB, which is left out.
             Interrupted: `interrupt` was called.
             Disconnected: The server went away, and it is not to be waited for.
         """

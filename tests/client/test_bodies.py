@@ -8,6 +8,7 @@ import io
 import json
 import random
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,34 @@ def test_a_body_is_not_held_in_memory(tree: Client, name: str, monkeypatch: pyte
         for _ in range(20):
             assert body.read(1_000_000) == piece
         assert body.read() == b""
+
+
+def test_a_body_that_the_temporary_folder_does_not_take(
+    tree: Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subscribers get an error and what follows: its parts are no messages. A consumer gets it later."""
+    monkeypatch.setattr(large, "SPOOLED_BYTES", 1_500_000)
+    group, body = kept(tree, name), body_of(2_500_000)
+    group.ctl("backoff 1ms 1ms", "retries 0")
+    seen, claimed, failed = list[int](), list[int](), list[Exception]()
+    with monkeypatch.context() as full, group.subscribe("s") as messages:
+        full.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        handler = group.on(
+            "s", lambda message: seen.append(message.size), on_error=lambda error, _: failed.append(error)
+        )
+        worker = group.work(
+            "c", lambda claim: claimed.append(claim.size), on_error=lambda error, _: failed.append(error)
+        )
+        group.publish("s", body)
+        group.publish("s", b"after")
+        with pytest.raises(errors.DiskFull, match="left out: temporary file"):
+            messages.get(HANG_S)
+        assert messages.get(HANG_S).body == b"after"
+        eventually(lambda: seen == [5] and len(failed) > 1)
+        assert handler.active
+    eventually(lambda: len(body) in claimed)
+    worker.stop()
+    assert {type(error) for error in failed} == {errors.DiskFull}
 
 
 def test_a_server_that_is_killed(server: Server) -> None:
