@@ -371,8 +371,9 @@ class Exchanges:
             if queue.permanent:
                 self._drop_unused(queue)
             else:
-                self.queues.pop(queue.name, None)
                 gone += self.bound(queue)
+                if self.queues.get(queue.name) is queue:  # not another, which a client made after this was forgotten
+                    del self.queues[queue.name]
             for exchange in gone:
                 await self._remove(exchange, queue)
 

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
@@ -93,6 +94,27 @@ def test_a_binding_that_could_not_be_held_is_none(monkeypatch: pytest.MonkeyPatc
         await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
         assert (client.bound, [*queue.holds]) == ([exchange], [exchange])
 
+    trio.run(run)
+
+
+def test_a_client_that_joins_while_the_last_one_leaves_has_a_queue() -> None:
+    """Also where its last exchange is removed in that time."""
+
+    async def run() -> None:
+        exchanges, queue, client = await joined()
+        await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+        (exchange,) = exchanges
+        async with trio.open_nursery() as nursery, exchanges.changing(b"q"):
+            nursery.start_soon(exchanges.join, ROOT, b"q", MEM, lambda _: later)
+            await trio.testing.wait_all_tasks_blocked()
+            queue.members.remove(client)
+            nursery.start_soon(exchanges.leave, queue)
+            await trio.testing.wait_all_tasks_blocked()
+            await await_step(exchanges.tree.rmdir(ROOT, exchange.group.parent, "a"))
+            assert not list(exchanges)
+        assert exchanges.queues[b"q"].members == [later]
+
+    later = Client()
     trio.run(run)
 
 
