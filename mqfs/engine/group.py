@@ -236,7 +236,7 @@ class Group:
         if dead in (old, name):
             renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
-        self.consumers.on_coverage_changed()
+        self.consumers.on_coverage_changed(*self.views)
 
     def require_no_dead_letters(self, what: str, *settings: Settings) -> None:
         """Raises Busy where `what` would leave dead letters in a stream that keeps them no longer than other messages,

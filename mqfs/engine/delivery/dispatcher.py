@@ -122,6 +122,10 @@ class Dispatcher:
         for receiver in self._receivers:
             receiver.scanned_to = 0
 
+    def look_again(self) -> None:
+        """Other messages than before are for the consumer, perhaps also of those that the scan went past."""
+        self._scan_position = self._gap_start
+
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
         if self._gap_start <= sequence < self._scan_position:

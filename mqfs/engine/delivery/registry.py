@@ -98,9 +98,12 @@ class Consumers(dict[str, Consumer]):
             consumer.backlog.recount()
         self._group.unblock()
 
-    def on_coverage_changed(self) -> None:
-        """A view or a stream has another name or other patterns: as on_routing_changed; and consumers may hold what
-        they do not cover any more. (A stream that is removed takes no other from them.)"""
+    def on_coverage_changed(self, *views: str) -> None:
+        """These views have other patterns, or a stream has another name: as on_routing_changed; and consumers may hold
+        what they do not cover any more. (A stream that is removed takes no other from them.)"""
+        self._group.order_version += 1
+        for consumer in self.scopes.over(views):
+            consumer.dispatcher.look_again()
         self._release_uncovered()
         self.on_routing_changed()
 
@@ -398,6 +401,12 @@ class Scopes:
         consumer.reads.stop_waiting()
         if not scope.members:
             del self._scopes[consumer.state.over]
+
+    def over(self, names: Iterable[str]) -> Iterator[Consumer]:
+        """The consumers over these."""
+        for name in names:
+            if (scope := self._scopes.get(name)) is not None:
+                yield from scope.members
 
     def rename(self, old: str) -> None:
         """A stream of that name has another now; so the state says of the consumers that were over it."""

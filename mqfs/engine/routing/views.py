@@ -101,7 +101,7 @@ class NamedStream(Protocol):
 class ViewRegistry(dict[str, View]):
     """The views of a group, by name. A stream is matched once: when it is new, or the patterns have changed."""
 
-    on_refreshed: Callable[[], None]
+    on_refreshed: Callable[..., None]
     on_removed: Callable[[View], None]
 
     def __init__(self, catalog: Group) -> None:
@@ -161,7 +161,7 @@ class ViewRegistry(dict[str, View]):
             self._refresh(name, view)
         self._catalog.order_version += 1
         self._catalog.routing_version += 1  # streams may have been looked up since the state changed
-        self.on_refreshed()
+        self.on_refreshed(*names)
 
     def _refresh(self, name: str, view: View | None) -> None:
         own = self._catalog.log.state.views.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,41 @@ def test_a_consumer_follows_its_stream_when_that_is_renamed() -> None:
     q.stream("s")
     q.write("s", b"another stream of that name")
     assert drain(q.worker()) == [b"before", b"after"]
+
+
+COVERS_MORE: dict[str, Callable[[Queues], object]] = {
+    "bound": lambda q: q.ctl("bind v x"),
+    "added": lambda q: q.ctl("bind v y", "bind v x"),
+    "renamed": lambda q: (q.ctl("bind v z"), q.tree.rename(ROOT, q.group, "x", q.group, "z")),
+}
+
+
+@pytest.mark.parametrize("how", COVERS_MORE)
+@pytest.mark.parametrize("looks", ["not", "looks", "waits", "claims"])
+def test_what_a_consumer_covers_later_is_not_acknowledged_unread(how: str, looks: str) -> None:
+    """Whether or not a worker had looked for a message before: it counts as waiting, and the first claim gets it."""
+    q = Queues()
+    for name in ("a", "x", "y"):
+        q.stream(name)
+    q.ctl("bind v a")
+    q.consumer("w", "v")
+    if looks == "claims":
+        q.write("a", b"0")
+    q.write("x", b"1")
+    worker = q.worker()
+    if looks == "claims":
+        assert read(worker) == b"0"
+    waiting = worker.read(64) if looks in ("looks", "waits", "claims") else None
+    if looks in ("looks", "claims"):
+        assert isinstance(waiting, Wait)
+        assert waiting.cancel()
+    COVERS_MORE[how](q)
+    q.write("a", b"2")
+    if isinstance(waiting, Wait) and looks == "waits":
+        assert waiting.result() == b"1"
+        assert drain(worker) == [b"2"]
+    else:
+        assert drain(worker) == [b"1", b"2"]
 
 
 def test_a_consumer_of_a_view() -> None:
