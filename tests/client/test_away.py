@@ -487,6 +487,26 @@ def test_a_forked_child_closes_what_its_parent_uses(server: Server, tmp_path: Pa
         claims.close()
 
 
+@pytest.mark.parametrize("what", ["publish", "close"])
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(server: Server, what: str) -> None:
+    """One that was connecting again when it was forked."""
+    with server.connect(transport="9p") as client:
+        group = client.group("g", create=True)
+        with client._link._dialling:
+            child = os.fork()
+            if not child:
+                signal.alarm(int(patient(20)))
+                try:
+                    client.close() if what == "close" else group.publish("s", b"x")
+                except errors.Disconnected as error:
+                    os._exit(0 if "parent process" in str(error) else 1)
+                else:
+                    os._exit(0 if what == "close" else 1)
+                finally:
+                    os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.parametrize("transport", ["9p", "auto"])
 def test_a_forked_child_keeps_no_claim_of_a_parent_that_is_killed(server: Server, transport: str) -> None:
     """Its copy of the connection would be open, and the server not see the end."""

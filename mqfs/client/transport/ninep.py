@@ -5,6 +5,7 @@ It reconnects, and keeps a window of concurrent writes; the connection is mqfs.n
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class NinepTransport:
         self._options: Any = {"user": user, "aname": aname, "token": token}
         self._timeout = timeout
         self._reconnect, self._closed = reconnect, False
+        self._process = os.getpid()
         self._dialling = threading.Lock()
         self._now = self._connect(timeout)
 
@@ -63,6 +65,8 @@ class NinepTransport:
 
     def connection(self, timeout: float | None = None) -> Client:
         """The present connection, or a new one, which takes so long at most, in seconds. Raises Disconnected."""
+        if self._process != os.getpid():  # before the lock: a thread that is not here may have it
+            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         if timeout is None:
             with self._dialling:  # Ctrl-C never comes between taking it and this block, as behind an `acquire`
                 client = self._present(self._timeout)
@@ -145,6 +149,8 @@ class NinepTransport:
         return [_error_of(client, next(slots)) if isinstance(r, Twrite) else r for r in requests]
 
     def close(self) -> None:
+        if self._process != os.getpid():  # its sockets are closed
+            return
         with self._dialling:
             self._closed = True
             self._now.close()
