@@ -32,9 +32,9 @@ def documents() -> Iterator[Path]:
 def texts(path: Path) -> Iterator[str]:
     """The texts of a source for people: strings with a space in them, docstrings too, and comments. Of a test no other
     strings: these are what it writes and expects."""
-    text = path.read_text()
+    text, is_test = path.read_text(), name_of(path).startswith("tests/")
     for node in ast.walk(ast.parse(text)):
-        if name_of(path).startswith("tests/"):
+        if is_test:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
