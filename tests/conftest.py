@@ -8,8 +8,10 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -43,6 +45,10 @@ MARKS = {
     "spark_cluster": "spark process root slow",
     "tools": "process slow",
 }
+# Folders whose tests are about what a disk keeps, or about what happens while it is slow, or have few stores. The files
+# of the others are in memory, where there is room for them and programs may be run: a sync takes no time there.
+ON_DISK = {"bench", "docs", "fuse", "house", "interop", "replica", "ring", "server", "spark", "spark_cluster", "store"}
+MEMORY, MEMORY_BYTES = "/dev/shm", 1 << 30
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
@@ -53,6 +59,7 @@ tree_seed()  # asks git, which a test may not start
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # wherever the first test has its files
 
 # A machine that does other things meets no deadline.
 settings.register_profile("mqfs", max_examples=size(1_000), deadline=None)
@@ -134,8 +141,19 @@ guard = Guard()
 sys.addaudithook(guard)
 
 
+@cache
+def has_memory() -> bool:
+    """In a container it may be small, or missing, or run no programs."""
+    with suppress(OSError):
+        found = os.statvfs(MEMORY)
+        return found.f_bavail * found.f_frsize >= MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC
+    return False
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    in_memory = item.path.relative_to(HERE).parts[0] not in ON_DISK and has_memory()
+    tempfile.tempdir = MEMORY if in_memory else None  # None: TMPDIR
     marks = {mark.name for mark in item.iter_markers()}
     guard.watched = None if marks & {"process", "house"} else item.nodeid
     bound = item.get_closest_marker("timeout")
@@ -187,10 +205,26 @@ def no_keeper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     end_keepers(tmp_path_factory.getbasetemp())
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """pytest's own, or in memory: see ON_DISK. There it is removed with the test."""
+    if tempfile.tempdir is None:
+        yield request.getfixturevalue("tmp_path")
+        return
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+        close_queues()
+
+
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
     """select(2), which Spark uses, knows 1,024."""
     yield
+    close_queues()
+
+
+def close_queues() -> None:
     while Queues.on_disk:
         with suppress(Exception):  # it may have been left in the middle, or have no disk any more
             Queues.on_disk.pop().close()
