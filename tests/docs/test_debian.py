@@ -28,6 +28,7 @@ mount -t tmpfs none "$1" && cd "$1" && mkdir upper work root
 mount -t overlay overlay -o "lowerdir=$3,upperdir=$1/upper,workdir=$1/work" root
 mount --rbind /dev "$1/root/dev" && mount -t proc proc "$1/root/proc" && mount -t tmpfs none "$1/root/run"
 mkdir -p "$1/root/media/deb" && cp "$2" "$1/root/media/deb/mqfs.deb"
+rm -f "$1/root/var/lib/man-db/auto-update" # else man-db indexes every page of the system at each change of a package
 echo ready && exec cat
 """
 # A name space of everything, in which systemd is PID 1. /dev has what a container has, and fuse.
