@@ -120,8 +120,10 @@ def test_a_wait_that_begins_while_the_server_stops_is_answered() -> None:
                 assert web.put(f"/{group}/s").status == 201
             web.post("/full/s", "fills it")
             late = {request: stack.enter_context(web.raw()) for request in WAITS}
+            head = "Host: localhost\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 1"
             for request, sock in late.items():
-                sock.sendall(f"{request} HTTP/1.0\r\nContent-Length: 1\r\n\r\n".encode())
+                sock.sendall(f"{request} HTTP/1.1\r\n{head}\r\n\r\n".encode())
+                assert statuses(sock.recv(4_096)) == [100]  # it was read, so its connection is not idle
             before = stack.enter_context(web.raw())
             before.sendall(b"GET /g/s?since=end&wait=1h HTTP/1.0\r\n\r\n")
             web.eventually_open("/g", ".cursor", 1)
