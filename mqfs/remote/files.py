@@ -81,8 +81,9 @@ class OpenFile:
         self.position = 0  # after what was read, of a file with a position
         self.resume = 0  # where the next Tread is to continue
         self.last = PartialRead()
-        self.returned: list[bytes] = []  # next to be read: what could not be delivered, and the text of a refusal
+        self.returned: list[bytes] = []  # next to be read: what could not be delivered, and why a claim is stale
         self.due = set[str]()  # "refusal", "answer": texts at the server, which the next reads return in that order
+        self.texts: dict[str, bytes] = {}  # of the same, the rests that were not read yet
         self.setup: dict[str, str] = {}  # commands to be said again
         self.partial = b""  # an unfinished line
         self.claimed_on: Link | None = None  # the connection of the last claim
@@ -184,7 +185,7 @@ class OpenFile:
         if self.ahead is not None:
             return self.ahead.read(count, offset)
         call: OneRequest[bytes]
-        if self.due and self.positioned:
+        if (self.due or self.texts) and self.positioned:
             return self._read_text(count, offset)
         if self.positioned:
             if (rest := self.rest(count, offset)) is not None:
@@ -277,7 +278,16 @@ class OpenFile:
         return self.last.first(reply.data[POSITION.size :], count, offset)
 
     def _read_text(self, count: int, offset: int) -> Step[bytes]:
-        """A text that is due. It comes before the rest of the last message, which stays here."""
+        """A text, or its rest. It comes before the rest of the last message, which stays here. A new one replaces the
+        rest of an old one of its kind."""
+        for kind in ("refusal", "answer"):
+            text = self.texts.pop(kind, b"")
+            if kind in self.due:
+                break
+            if text:
+                if len(text) > count:
+                    self.texts[kind] = text[count:]
+                return text[:count]
         is_due = True
 
         def make(call: OneRequest[bytes]) -> Fcall | bytes:
@@ -289,8 +299,9 @@ class OpenFile:
 
         def finish(reply: Any) -> Step[bytes]:
             if is_due:
-                self.due.discard("refusal" if "refusal" in self.due else "answer")
-                self.returned.append(reply.data[POSITION.size :])
+                kind = "refusal" if "refusal" in self.due else "answer"
+                self.due.discard(kind)
+                self.texts[kind] = reply.data[POSITION.size :]
             return self.read(count, offset)
 
         call: OneRequest[bytes] = OneRequest(self.session, make, finish)
@@ -298,7 +309,7 @@ class OpenFile:
         return call
 
     def push_back(self, data: bytes) -> None:
-        if self.positioned and not self.returned:
+        if self.positioned and not self.returned and not self.texts:
             self.last.back(data)
         elif data:
             self.returned.insert(0, data)
@@ -340,7 +351,7 @@ class OpenFile:
 
     def poll(self, events: int, notify: Callable[[], None] | None) -> Step[int]:
         """Which of READABLE and WRITABLE it is. `notify` is called once it may be one of `events`, if it is none."""
-        if self.returned or (self.positioned and self.last.given < len(self.last.body)):
+        if self.returned or self.texts or (self.positioned and self.last.given < len(self.last.body)):
             return READABLE | WRITABLE
         if self.ahead is not None:
             return self.ahead.poll(notify)
@@ -542,7 +553,7 @@ class OpenFile:
             key = "select" if verb == "cover" else verb
             self.setup.pop(key, None)
             self.setup[key] = line
-            if verb in ("seek", "format", "select", "cover"):
+            if verb in ("seek", "format"):
                 self.last = PartialRead()
         if not self.positioned:
             self.setup.pop("seek", None)  # a consumer's position is at the server
