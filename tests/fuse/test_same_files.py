@@ -270,6 +270,23 @@ def test_commands_are_answered_at_the_next_read(
     assert elsewhere == here
 
 
+@pytest.mark.parametrize("command", [b"seek first\n", b"format record\nseek first\n"], ids=["seek", "format"])
+def test_names_that_were_not_read_come_again(on_both: Callable[..., list[Any]], command: bytes) -> None:
+    """A mount has the whole answer of its server, and drops what its reader did not read."""
+
+    def scene(place: Place) -> list[bool]:
+        (place.near / "stream-of-that-name").write_bytes(b"body\n")
+        session = Session(place, ".cursor")
+        session.write(b"format record\nseek first\n")
+        begun = session.read(8)
+        session.write(command)
+        again = session.read()
+        os.close(session.fd)
+        return [b"stream-of-that-name" in one for one in (begun, again)]
+
+    assert on_both(scene) == [[False, True], [False, True]]
+
+
 # ------------------------------------------------------------ messages that were removed
 
 

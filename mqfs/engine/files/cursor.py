@@ -152,8 +152,7 @@ class Cursor(LongResponses, Searcher):
         self._drop_rest()
 
     def _drop_rest(self) -> None:
-        if self.last.given < len(self.last.body):
-            self.names = SentNames()  # there may be names in what was not given
+        self.names = SentNames()  # there may be names in what was not given, or not read through a mount elsewhere
         self.last.drop()
 
     def _until(self, bound: int | None) -> None:
