@@ -71,6 +71,7 @@ class LargeMessage(Message):
             return
         try:
             self._spool.write(part.body)
+            self._spool.flush()  # else the last bytes would fail when the body is read
         except OSError as error:
             with suppress(OSError):
                 self._spool.close()

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import resource
 import shutil
 import tempfile
 import threading
@@ -333,6 +334,27 @@ def test_a_body_that_the_temporary_folder_does_not_take(
     eventually(lambda: len(body) in claimed)
     worker.stop()
     assert {type(error) for error in failed} == {errors.DiskFull}
+
+
+@pytest.mark.parametrize("missing", [1, 600, 500_000])
+def test_a_body_whose_last_bytes_the_temporary_folder_does_not_take(
+    shared: Server, name: str, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that a buffer would hold until the body is read."""
+    monkeypatch.setattr(large, "SPOOLED_BYTES", 1_500_000)
+    with shared.connect(transport="9p") as tree:
+        group, body = kept(tree, name), body_of(2_000_600)
+        group.publish("s", body)
+        group.publish("s", b"after")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(body) - missing, before[1]))
+        try:
+            with group.subscribe("s", existing=True) as messages:
+                with pytest.raises(errors.DiskFull, match="left out: temporary file"):
+                    messages.get(HANG_S)
+                assert messages.get(HANG_S).body == b"after"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_server_that_is_killed(server: Server) -> None:
