@@ -236,7 +236,7 @@ class Group:
         if dead in (old, name):
             renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
-        self.consumers.on_coverage_changed(*self.views)
+        self.consumers.on_coverage_changed("", name, *self.views.of(stream))
 
     def require_no_dead_letters(self, what: str, *settings: Settings) -> None:
         """Raises Busy where `what` would leave dead letters in a stream that keeps them no longer than other messages,
@@ -265,7 +265,7 @@ class Group:
         if settings.deliver != deliver:
             self.consumers.on_deliver_changed()
         if settings.dead != before.dead:
-            self.consumers.on_coverage_changed()
+            self.consumers.on_coverage_changed("", *self.views)
         self.update_must_retain()
         self._select_storage()
 

@@ -115,6 +115,10 @@ class Unacked:
     def __init__(self, first: int, failed: int = 0, due_ns: int = 0, claimed: bool = False) -> None:
         self.first, self.failed, self.due_ns, self.claimed = first, failed, due_ns, claimed
 
+    def divided(self, at: int, last: int) -> bytes:
+        """The step by which its slot, which ends with `last`, begins after `at`; it stays what it is."""
+        return step(CLAIM if self.claimed else REQUEUE, at + 1, last, self.failed, self.due_ns)
+
 
 class Ranges:
     """Disjoint ranges of sequences, ends included, ascending; neighbours are joined."""
@@ -231,9 +235,7 @@ class AckState:
             if at < len(slots) and slots[at][1] <= sequence:
                 last, first = slots[at]
                 if sequence < last:
-                    entry = self.unacked[last]
-                    op = CLAIM if entry.claimed else REQUEUE  # it stays what it is
-                    rest = step(op, sequence + 1, last, entry.failed, entry.due_ns)
+                    rest = self.unacked[last].divided(sequence, last)
                     slots[at][1] = sequence + 1
             offers.append(rest + self.step(REQUEUE, first, sequence))
         return offers

@@ -213,6 +213,9 @@ class Consumer(Numbered):
         sequence, auto_ack = record.sequence, receiver.auto_ack
         if self.dispatcher.gaps:
             steps = self.dispatcher.gap_steps() + steps
+        if self.dispatcher.slots.firsts:
+            first, divided = self.dispatcher.divide(sequence, first)
+            steps = divided + steps
         steps += self.progress.step(ACK if auto_ack else CLAIM, first, sequence, failed)
         if record.headers and self._is_exclusive(sequence):
             self.exclusives.claim(record, steps)

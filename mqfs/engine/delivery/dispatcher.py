@@ -34,7 +34,7 @@ from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap, Pr
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
-from mqfs.state.acks import ACK, AckState, Unacked, step
+from mqfs.state.acks import ACK, AckState, Ranges, Unacked, step
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Coverage
@@ -86,6 +86,7 @@ class Dispatcher:
         "flow",
         "gaps",
         "on_looked",
+        "slots",
     )
 
     def __init__(
@@ -111,6 +112,7 @@ class Dispatcher:
         self.on_looked: Callable[[], None] = lambda: None  # serve the reads that waited for either
         self._offered_most = 0  # rows, before it is put together again
         self._order = 0  # the group's order_version when they were looked up
+        self.slots = Ranges()  # of messages that were unacked by then, without these: see `divide`
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
         self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
         self._by_expiry = False  # the order of what waits there
@@ -121,10 +123,6 @@ class Dispatcher:
         self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, {}
         for receiver in self._receivers:
             receiver.scanned_to = 0
-
-    def look_again(self) -> None:
-        """Other messages than before are for the consumer, perhaps also of those that the scan went past."""
-        self._scan_position = self._gap_start
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
@@ -236,9 +234,12 @@ class Dispatcher:
             if not (rank.continued or progress.is_acked(sequence)) and (rank.exclusive or not only):
                 self._offer(self._ranks.key(sequence, rank))
             yield
-        for sequence in list(progress.unacked):
+        self.slots = slots = Ranges()
+        for sequence in sorted(progress.unacked):
             if (entry := progress.unacked.get(sequence)) is not None:
                 self.make_ready(sequence, entry)
+                if entry.first < sequence:
+                    slots.add(entry.first, sequence - 1)
             yield
         yield from self._load_keys()
         if progress.unacked or self._keys is not None:
@@ -289,7 +290,7 @@ class Dispatcher:
         and `each` for each. Anything but an ordinary message that is its own body ends them."""
         found: list[Record] = []
         taken: set[bytes] = set()  # their keys
-        if self._ready != [] or not position == self._gap_start == self._scan_position:
+        if self._ready != [] or not position == self._gap_start == self._scan_position or self.slots.reaches(position):
             return found
         bound = position + limits.PASSED_MESSAGES * limits.SCANNED_MESSAGES  # in which others may lie between
         while len(found) < messages:
@@ -318,7 +319,7 @@ class Dispatcher:
         group, progress, coverage = self._group, self._progress, self._coverage
         if self._ready != [] or not position == self._gap_start == self._scan_position or coverage.exclusives_only:
             return None
-        if progress.ack_floor > position or progress.acked_ranges.reaches(position):
+        if progress.ack_floor > position or progress.acked_ranges.reaches(position) or self.slots.reaches(position):
             return None
         few, retention = coverage.filter.is_sparse(), group.retention
         if (
@@ -337,9 +338,20 @@ class Dispatcher:
         end = min(position + messages, receiver.end_sequence, group.log.end.next)
         return group.log.reader.read_run(position, end, size, streams, False) if streams else None
 
+    def divide(self, sequence: int, first: int) -> tuple[int, bytes]:
+        """Where the slot of a message to be claimed begins, and a step before all others. It may lie in the slot of an
+        unacked one, as the consumer covers it only now: an ack of that one would ack it."""
+        owner = self.slots.end_of(sequence) + 1 if self.slots.reaches(sequence) else 0
+        entry = self._progress.unacked.get(owner)
+        if entry is None or not entry.first <= sequence < owner:
+            return first, b""
+        return min(first, entry.first), entry.divided(sequence, owner)
+
     def on_claimed(self, sequence: int, first: int) -> None:
         """That message was claimed, and its steps recorded. If the scan found it, the next one begins after it."""
         self.gaps = {}
+        if self.slots.firsts:
+            self.slots.remove(sequence, sequence)
         if self._ready and self._ready[0][2] == sequence:
             heapq.heappop(self._ready)
         if sequence >= self._scan_position and first == self._gap_start:
@@ -385,7 +397,7 @@ class Dispatcher:
     # ------------------------------------------------------------ rules, and keys
 
     def search_again(self) -> None:
-        """Other messages wait for their key than before: look for all again, from the ack floor on."""
+        """Other messages than before are for it, or wait for their key: look for all again, from the ack floor on."""
         self.move(self._progress.ack_floor)
 
     @property

@@ -98,13 +98,15 @@ class Consumers(dict[str, Consumer]):
             consumer.backlog.recount()
         self._group.unblock()
 
-    def on_coverage_changed(self, *views: str) -> None:
-        """These views have other patterns, or a stream has another name: as on_routing_changed; and consumers may hold
-        what they do not cover any more. (A stream that is removed takes no other from them.)"""
-        self._group.order_version += 1
-        for consumer in self.scopes.over(views):
-            consumer.dispatcher.look_again()
+    def on_coverage_changed(self, *overs: str) -> None:
+        """Consumers over these, streams, views or "", may cover other messages than before: as on_routing_changed; and
+        consumers may hold what they do not cover any more. (A stream that is removed takes no other from them.)"""
+        changed = list(self.scopes.over(overs))
+        for consumer in changed:
+            consumer.dispatcher.search_again()
         self._release_uncovered()
+        for consumer in changed:
+            consumer.reads.serve()  # before writers go on
         self.on_routing_changed()
 
     def _release_uncovered(self) -> None:

@@ -159,7 +159,6 @@ class ViewRegistry(dict[str, View]):
             self._patterns = Patterns(self._catalog.log.settings.words)  # they change while no view has patterns
         for name, view in views:
             self._refresh(name, view)
-        self._catalog.order_version += 1
         self._catalog.routing_version += 1  # streams may have been looked up since the state changed
         self.on_refreshed(*names)
 

@@ -15,6 +15,7 @@ from mqfs import errors
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.nodes import Meta
 from mqfs.model import User, Wait
+from mqfs.records.headers import NORMAL
 from tests.support.batches import frame
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
@@ -145,6 +146,98 @@ def test_what_a_consumer_covers_later_is_not_acknowledged_unread(how: str, looks
         assert drain(worker) == [b"2"]
     else:
         assert drain(worker) == [b"1", b"2"]
+
+
+def late(*words: str, path: Path | None = None) -> Queues:
+    """A consumer over a view, which does not cover the stream `x` yet."""
+    q = Queues(path=path)
+    q.stream("a")
+    q.stream("x")
+    q.ctl("bind v a")
+    q.consumer("w", "v", *words)
+    return q
+
+
+@pytest.mark.parametrize("how", COVERS_MORE)
+def test_a_read_that_waits_gets_what_is_covered_later(how: str) -> None:
+    """Without another message."""
+    q = late()
+    q.stream("y")
+    q.write("x", b"1")
+    waiting = q.worker().read(64)
+    assert isinstance(waiting, Wait)
+    COVERS_MORE[how](q)
+    assert waiting.result() == b"1"
+
+
+@pytest.mark.parametrize("how", ["renamed", "set"])
+def test_a_consumer_gets_what_is_no_dead_letter_any_more(how: str) -> None:
+    q = Queues("replay all", "dead lost")
+    q.consumer()
+    q.write("s", b"1")
+    worker = q.worker()
+    assert read(worker) == b"1"
+    say(worker, "dead x")
+    waiting = worker.read(64)
+    assert isinstance(waiting, Wait)
+    if how == "renamed":
+        q.tree.rename(ROOT, q.group, "lost", q.group, "z")
+    else:
+        q.ctl("dead other")
+    assert waiting.result() == b"1"
+    say(worker, "ack")
+    assert q.stats()["waiting"] == 0
+
+
+def test_what_is_covered_later_is_not_lost_behind_a_message_that_waits_for_its_key() -> None:
+    q = late("order", "key")
+    q.put(b"1", "a", key="A")
+    q.put(b"2", "x", key="B")
+    q.put(b"3", "a", key="A")
+    first, second = q.worker(), q.worker()
+    assert read(first) == b"1"
+    assert waits(second)
+    q.ctl("bind v x")
+    assert q.stats()["waiting"] == 2
+    assert drain(second) == [b"2"]
+    say(first, "ack")
+    assert drain(second) == [b"3"]
+
+
+def again(q: Queues, how: str) -> None:
+    """Have the consumer look at all messages again."""
+    if how == "restarted":
+        q.restart(clean=False)
+    elif how == "rules":
+        q.ctl("consumer w v order key")
+
+
+@pytest.mark.parametrize("how", ["bound", "rules", "restarted"])
+@pytest.mark.parametrize("priority", [NORMAL, 9])
+def test_an_acknowledgement_takes_none_of_what_is_covered_later_and_claimed(
+    how: str, priority: int, tmp_path: Path
+) -> None:
+    """They lay in the slot of a message behind them."""
+    q = late(path=tmp_path / "store")
+    for body in (b"1", b"2", b"3"):
+        q.put(body, "x", priority=priority)
+    q.write("a", b"4", b"5")
+    held = q.worker()
+    assert read(held) == b"4"
+    q.ctl("bind v x")
+    again(q, how)
+    if how == "restarted":
+        held = q.worker()
+    first, second, third = (q.worker() for _ in range(3))
+    assert [read(one) for one in (first, second, third)] == [b"1", b"2", b"3"]
+    if how == "restarted":
+        assert read(held) == b"4"
+    say(held, "ack")
+    say(third, "ack")
+    q.restart(clean=False)
+    assert q.stats()["waiting"] == 3
+    assert drain(q.worker()) == [b"1", b"2", b"5"]
+    assert q.stats()["low"] == 6
 
 
 def test_a_consumer_of_a_view() -> None:
