@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -15,8 +16,8 @@ from mqfs import errors
 from mqfs.net.address import TcpAddress, UnixAddress, parse_addresses
 from mqfs.net.sockets import is_host_silent
 from mqfs.ninep.client import connection, silence
-from mqfs.ninep.client.dial import HEAD_START_S, first_of
-from tests.support.eventually import HANG_S
+from mqfs.ninep.client.dial import HEAD_START_S, dial, first_of
+from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 from tests.support.server import Server, short_folder
 from tests.support.tokens import SECRET
@@ -117,6 +118,32 @@ def test_a_host_that_answers_is_not_silent_though_its_program_reads_nothing() ->
         assert not is_host_silent(sock)
     with socket.socket(socket.AF_UNIX) as sock:
         assert not is_host_silent(sock)
+
+
+def test_a_child_keeps_no_connection_that_was_being_made_when_it_was_forked() -> None:
+    """The listener takes it later."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        taken = [stack.enter_context(socket.create_connection(listener.getsockname()))]  # no room for another one
+        descriptors = len(os.listdir("/proc/self/fd"))
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        made = threads.submit(dial, TcpAddress(*listener.getsockname()), HANG_S)
+        eventually(lambda: len(os.listdir("/proc/self/fd")) > descriptors)
+        may_end = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(may_end[1])
+            os.read(may_end[0], 1)
+            os._exit(0)
+        os.close(may_end[0])
+        try:
+            taken += [stack.enter_context(listener.accept()[0]) for _ in range(2)]
+            made.result(HANG_S).close()
+            taken[-1].settimeout(HANG_S)
+            assert taken[-1].recv(1) == b""
+        finally:
+            os.close(may_end[1])
+            os.waitpid(child, 0)
 
 
 def test_a_client_that_waits_looks_at_its_host_unnoticed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

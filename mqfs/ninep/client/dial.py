@@ -45,19 +45,11 @@ os.register_at_fork(after_in_child=_close_in_child)
 def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> socket.socket | TlsSocket:
     """A connected socket. `is_alone`: there is no other address to go to. Raises OSError, BadConfig."""
     if isinstance(where, UnixAddress):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _dialled.add(sock)
-        sock.settimeout(timeout)
-        try:
-            sock.connect(where.path)
-        except OSError:
-            sock.close()
-            raise
+        sock = _connected(socket.AF_UNIX, 0, where.path, timeout)
         if not is_alone:
             set_look(sock, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
         return sock
-    sock = socket.create_connection((where.host, where.port), timeout)
-    _dialled.add(sock)
+    sock = _connected_to_host(where.host, where.port, timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         detect_dead_host(sock, limits.CLIENT_SILENT_S)
@@ -66,6 +58,27 @@ def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> soc
     except BaseException:
         sock.close()
         raise
+
+
+def _connected(family: int, protocol: int, at: Any, timeout: float | None) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM, protocol)
+    _dialled.add(sock)  # before it connects: a child that is forked meanwhile has it, too
+    try:
+        sock.settimeout(timeout)
+        sock.connect(at)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connected_to_host(host: str, port: int, timeout: float | None) -> socket.socket:
+    """As `socket.create_connection`: the first of its addresses that answers, each within the timeout."""
+    *others, (last, _, protocol, _, at) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, number, _, other in others:
+        with contextlib.suppress(OSError):
+            return _connected(family, number, other, timeout)
+    return _connected(last, protocol, at, timeout)
 
 
 def first_of(addresses: Sequence[Address], attempt: Callable[[Address], C], timeout: float | None) -> C:
