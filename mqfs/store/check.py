@@ -18,7 +18,7 @@ from mqfs.records.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last
 from mqfs.state.group import Attributes, GroupState
 from mqfs.state.salvage import replay, retain_all, unknown
 from mqfs.store.disk import Disk, read_file, write_file
-from mqfs.store.recovery import History, is_json, whole_states
+from mqfs.store.recovery import MOVED, History, is_json, whole_states
 from mqfs.store.segment.index import (
     COLUMNS,
     SEALED,
@@ -38,7 +38,6 @@ Progress = Callable[[str], None]  # how far it is
 _PIECE = 1 << 20  # of a log, read for its first records
 _NAMES = {"mqfs", "lock", "keeper", "replica", "promote", "lost+found", *FOLDERS}
 _NAMED = 10  # damaged records
-_MOVED = ".tmp"  # ends the name of a segment that a repair renames, between its old name and its own
 
 
 def no_progress(text: str) -> None:
@@ -142,7 +141,7 @@ class Checker:
             self.problem(f"group {number}: in the wrong folder, {folder}")
         names = sorted(self.disk.listdir(folder))
         logs = [name for name in names if name.endswith(".log") and name[:-4].isdecimal()]
-        moved = [name for name in names if name.endswith(_MOVED) and name[:-4].isdecimal()]
+        moved = [name for name in names if name.endswith(MOVED) and name[:-4].isdecimal()]
         for name in names:
             if name not in logs + moved and f"{name[:-4]}.log" not in logs:
                 self.report(f"note: group {number}: {name} belongs to no segment")
@@ -185,7 +184,7 @@ class Checker:
             return [name for name in logs if name not in foreign]
         on_way = {name: name for name in moved}  # what each is called meanwhile: where it was
         for name in {*foreign, *(f"{least[name]:020d}.log" for name in foreign)} & set(logs):
-            if (made := f"{name[:-4]}{_MOVED}") not in on_way:
+            if (made := f"{name[:-4]}{MOVED}") not in on_way:
                 self.disk.rename(f"{folder}/{name}", f"{folder}/{made}")
                 on_way[made] = name
         for made, name in sorted(on_way.items(), key=lambda item: item[1] not in foreign):

@@ -26,13 +26,17 @@ from mqfs.store.segment.index import NonMessageRecords, Plain
 from mqfs.store.segment.recovery import is_reserve
 from mqfs.store.sequences import REMOVED, RESERVE, reserved_by
 
+MOVED = ".tmp"  # ends the name of a segment that a repair renames, between its old name and its own
 _OWN_BODY = 40  # bytes; the body of a record that is the store's own is shorter
 
 
 def recover(chain: Chain, commit: GroupCommit) -> int:
     """Fill the chain from its folder and return the next sequence. A newest segment that is not whole goes to
     quarantine/. Raises DiskFailed and OSError."""
-    names = sorted(name for name in chain.disk.listdir(chain.folder) if name.endswith(".log"))
+    found = chain.disk.listdir(chain.folder)
+    if any(name.endswith(MOVED) for name in found):
+        raise errors.DiskFailed(f"group {chain.group}: a repair of it did not end (run mqfs check --fix)")
+    names = sorted(name for name in found if name.endswith(".log"))
     firsts = [int(name[:-4]) for name in names]
     lost = 0  # the first sequence of a segment that is not whole
     while firsts:

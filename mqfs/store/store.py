@@ -27,7 +27,7 @@ from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
 from mqfs.store.memory import MemoryOnlyLog
 from mqfs.store.new_groups import NewGroups, folder_of, make_folders
-from mqfs.store.recovery import is_removed, recover
+from mqfs.store.recovery import MOVED, is_removed, recover
 from mqfs.store.replication import Removed, Replication
 from mqfs.store.segment.file import Descriptors
 from mqfs.store.sequences import SequenceBlocks, removal_body
@@ -88,7 +88,7 @@ class DiskStore:
         return sorted(numbers)
 
     def _has_log(self, folder: str) -> bool:
-        return any(name.endswith(".log") for name in self.disk.listdir(folder))
+        return any(name.endswith((".log", MOVED)) for name in self.disk.listdir(folder))
 
     def number(self) -> int:
         if self._next_number >= self._reserved:
@@ -461,7 +461,8 @@ def check_alone(path: str) -> None:
 
 def _holder(disk: Disk, lock: str) -> str:
     """The number of the process that has the lock. The kernel is asked first: a check leaves the file as it is, with
-    the number of the last server, which may be another process by now."""
+    the number of the last server, which may be another process by now; where there is no such file it locks the
+    folder."""
     with contextlib.suppress(OSError):
         status = os.stat(lock)
         where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -469,18 +470,20 @@ def _holder(disk: Disk, lock: str) -> str:
             for words in map(str.split, file):
                 if words[1] == "FLOCK" and words[5] == where:
                     return words[4]
-    return read_file(disk, lock).decode(errors="replace").strip() or "unknown"
+    with contextlib.suppress(OSError):
+        return read_file(disk, lock).decode(errors="replace").strip() or "unknown"
+    return "unknown"
 
 
 def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
     """The lock's descriptor, with our process number in the file; with `write` off that is left as it is."""
+    lock = f"{path}/lock"
+    if not (write or disk.exists(lock)):
+        lock = path
     try:
-        if write:
-            fd = disk.lock(f"{path}/lock")
-        else:
-            fd = disk.lock(f"{path}/lock" if disk.exists(f"{path}/lock") else path, os.O_RDONLY)
+        fd = disk.lock(lock, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
     except BlockingIOError:
-        raise errors.BadStore(f"{path}: in use by process {_holder(disk, f'{path}/lock')}") from None
+        raise errors.BadStore(f"{path}: in use by process {_holder(disk, lock)}") from None
     except OSError as error:
         raise errors.BadStore(f"{path}/lock: {error.strerror}") from error
     try:

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from mqfs.errors import BadStore, Damaged
+from mqfs.errors import BadStore, Damaged, DiskFailed
 from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.replication import LogBytes
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import DiskStore
+from mqfs.store.store import DiskStore, take_lock
 from tests.support.campaign import size, tree_seed
 from tests.support.temp_store import SMALL, abandon, lowered
 
@@ -70,9 +70,10 @@ def bodies(bucket: Bucket) -> dict[int, bytes]:
 
 def contents(path: str) -> dict[int, dict[int, bytes]]:
     store = DiskStore(path)
-    found = {number: bodies(store.open(number)) for number in store.groups()}
-    store.close()
-    return found
+    try:
+        return {number: bodies(store.open(number)) for number in store.groups()}
+    finally:
+        store.close()
 
 
 def run(path: str, fix: bool = False) -> tuple[int, list[str]]:
@@ -244,9 +245,9 @@ def flip_bits(path: str) -> None:
         log.write_bytes(data)
 
 
-def swap_names(path: str) -> None:
+def swap_names(path: str, which: slice = slice(1, 3)) -> None:
     """Each of two segments gets the other's."""
-    one, two = sorted(Path(path).glob("buckets/01/1/*.log"))[1:3]
+    one, two = sorted(Path(path).glob("buckets/01/1/*.log"))[which]
     one.rename(f"{path}/other")
     two.rename(one)
     Path(path, "other").rename(two)
@@ -280,6 +281,45 @@ def test_a_repair_that_ended_early_is_completed_by_the_next(
         if disk.left >= 0:
             break
     assert count >= 1
+
+
+@pytest.mark.parametrize("which", [slice(0, 2), slice(-2, None)])
+def test_a_start_after_a_repair_that_ended_early_serves_nothing_else(
+    tmp_path: Path, which: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where segments are missing it would give their sequences to new messages."""
+    path = f"{tmp_path}/store"
+    fill(path)
+    if which.start == 0:  # both are all that the group has
+        for log in sorted(Path(path).glob("buckets/01/1/*"))[4:]:
+            log.unlink()
+    expected = contents(path)
+    swap_names(path, which)
+    for count in itertools.count():
+        copy, disk = f"{tmp_path}/{count}", EndingDisk(count)
+        shutil.copytree(path, copy)
+        with monkeypatch.context() as patched, contextlib.suppress(OSError):
+            patched.setattr("mqfs.store.check.Disk", lambda disk=disk: disk)
+            check(copy, fix=True, report=lambda line: None)
+        with contextlib.suppress(DiskFailed):
+            assert contents(copy) == expected, count
+        run(copy, fix=True)
+        assert contents(copy) == expected, count
+        if disk.left >= 0:
+            break
+    assert count >= 4
+
+
+def test_two_checks_of_a_store_without_a_file_of_the_lock(tmp_path: Path) -> None:
+    path = f"{tmp_path}/store"
+    fill(path)
+    Path(path, "lock").unlink()
+    lock = take_lock(Disk(), path, write=False)
+    try:
+        with pytest.raises(BadStore, match=f"in use by process {os.getpid()}"):
+            check(path)
+    finally:
+        os.close(lock)
 
 
 def test_a_store_that_is_checked_is_in_use_by_the_check(tmp_path: Path) -> None:
