@@ -62,7 +62,7 @@ class Group:
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
-        self.unlinked = 0, 0, 0  # by which process, which of its own files by qid, and the engine time
+        self.unlinked = (0, 0), 0  # by which process, which of its own files by qid; and the engine time
         self.waiting = Waiting()
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet

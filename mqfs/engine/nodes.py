@@ -67,8 +67,8 @@ def unlink_nothing(group: Group, file: Meta | StagedStream, pid: int) -> None:
     """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU tar
     removes a file to make it again, and would try for ever."""
     mine, now = (pid, file.qid.path), group.clock.engine_ns()
-    (*last, then), group.unlinked = group.unlinked, (*mine, now)
-    if pid and tuple(last) == mine and now - then < limits.UNLINK_AGAIN_S * 1e9:
+    (last, then), group.unlinked = group.unlinked, (mine, now)
+    if pid and last == mine and now - then < limits.UNLINK_AGAIN_S * 1e9:
         raise NotPermitted(f"cannot remove {file.name}: it is always there")
 
 
