@@ -93,7 +93,7 @@ class Cursor(LongResponses, Searcher):
             raise
         finally:
             if reads := self.waits.take_out(self):  # which get what is there from the place where it stands now
-                self.serve(reads)
+                self.look_again(reads)
             self.group.fanout.pollers.wake_one(self)
         self.group.unblock()
         return len(data)

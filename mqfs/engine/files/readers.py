@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mqfs import errors, limits
@@ -118,11 +118,15 @@ class Searcher(OpenFile):
         if not self.searching and self.passed < limits.PASSED_MESSAGES:
             self.waits.park(self, wait, count, offset)
             return wait
-        self.searching[wait] = count, offset
+        self.look_again({wait: (count, offset)})
+        return wait.result() if wait.settled else wait
+
+    def look_again(self, reads: Mapping[Wait[bytes], tuple[int, int]]) -> None:
+        """Have reads look at what is there: now, as far as that is short."""
+        self.searching.update(reads)
         if not isinstance(self.search, Wait) or self.search.settled:
             step = self.group.portions.run(self._look())
             self.search = step if self.searching else None
-        return wait.result() if wait.settled else wait
 
     def serve(self, reads: OrderedDict[Wait[bytes], tuple[int, int]]) -> None:
         """Settle reads that waited for a message which was given since: in portions, as there are many."""
