@@ -236,6 +236,7 @@ class Group:
         if dead in (old, name):
             renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
+        stream.kept.recount()  # a view may not show it any more
         self.consumers.on_coverage_changed("", name, *self.views.of(stream))
 
     def require_no_dead_letters(self, what: str, *settings: Settings) -> None:

@@ -107,6 +107,10 @@ class Consumers(dict[str, Consumer]):
         self._release_uncovered()
         for consumer in changed:
             consumer.reads.serve()  # before writers go on
+        if changed and self._keeps_for_consumers:  # what they cover no more may go
+            for stream in self._group.numbers.values():
+                stream.kept.recount()
+            self._group.retention.note_change()
         self.on_routing_changed()
 
     def _release_uncovered(self) -> None:
@@ -210,10 +214,16 @@ class Consumers(dict[str, Consumer]):
         self._log.change({"do": "forget", "number": consumer.number})
         self.removed([consumer], covered)
 
+    @property
+    def _keeps_for_consumers(self) -> bool:
+        """Whether messages are kept until all consumers have acknowledged them, and no longer."""
+        settings = self._log.settings
+        return settings.deliver == "one" or settings.replay == "off"
+
     def before_removal(self, consumers: Collection[Consumer]) -> list[Stream]:
         """The streams of which messages may go with these, as all others have acknowledged them."""
-        settings, overs = self._log.settings, {consumer.state.over for consumer in consumers}
-        if not overs or (settings.deliver == "all" and settings.replay != "off"):
+        overs = {consumer.state.over for consumer in consumers}
+        if not overs or not self._keeps_for_consumers:
             return []
         return [self._group.numbers[stream.number] for stream in streams_over(self._group, *overs)]
 

@@ -240,6 +240,30 @@ def test_an_acknowledgement_takes_none_of_what_is_covered_later_and_claimed(
     assert q.stats()["low"] == 6
 
 
+COVERS_LESS: dict[str, Callable[[Queues], object]] = {
+    "unbound": lambda q: q.ctl("unbind v"),
+    "one of two": lambda q: q.ctl("bind v x", "unbind v a"),
+    "removed": lambda q: q.tree.unlink(ROOT, q.group, "v"),
+    "renamed": lambda q: q.tree.rename(ROOT, q.group, "a", q.group, "b"),
+}
+
+
+@pytest.mark.parametrize("how", COVERS_LESS)
+@pytest.mark.parametrize("kept", ["deliver one", "replay off"])
+def test_what_no_consumer_covers_any_more_makes_room(kept: str, how: str) -> None:
+    """For a write that waits."""
+    q = late()
+    q.ctl(kept, "depth 1", "full block")
+    writer = q.open("a", os.O_WRONLY)
+    writer.write(b"1")
+    if kept == "deliver one":
+        assert read(q.taker("a")) == b"1"
+    blocked = writer.write(b"2")
+    assert isinstance(blocked, Wait)
+    COVERS_LESS[how](q)
+    assert blocked.result() == 1
+
+
 def test_a_consumer_of_a_view() -> None:
     q = Queues("bind quotes '*.quote'")
     for name in ("a.quote", "b.quote", "a.trade"):
