@@ -215,7 +215,9 @@ class Model:
         return self.go(None)
 
     def wake(self, c: Consumer) -> None:
-        """Leases and delays of one consumer that end now, in their order; then its readers are served."""
+        """Leases and delays of one consumer that end now, in their order; then its readers are served, those of others
+        only where there is a dead letter for them."""
+        before = self.next
         while c["timers"] and c["timers"][0][0] <= self.now:
             _, seq = c["timers"].pop(0)
             e = c["open"].get(seq)
@@ -225,7 +227,7 @@ class Model:
                 e["due"] = 0
         if c["timers"]:
             self.set_alarm(c, c["timers"][0][0])
-        self.serve()
+        self.serve(c if self.next == before else None)
 
     def set_timer(self, c: Consumer, when: int, seq: int) -> None:
         c["timers"] = sorted([*c["timers"], (when, seq)])
@@ -704,11 +706,12 @@ class Model:
             self.serve()
         return result
 
-    def serve(self) -> None:
-        """The reads that wait: takers of a stream first, then workers, each in the order in which they came."""
+    def serve(self, only: Consumer | None = None) -> None:
+        """The reads that wait: takers of a stream first, then workers, each in the order in which they came. `only`:
+        those of this consumer."""
         self.settle_kept()
         for wait, key, count in sorted(self.parked, key=lambda read: self.handles[read[1]]["c"]["stream"] is None):
-            data = self.take(key, count)
+            data = self.take(key, count) if only is None or self.handles[key]["c"] is only else None
             if data is not None:
                 self.answer(wait, data)
                 self.settle_kept()
