@@ -214,8 +214,7 @@ class Consumer(Numbered):
         if self.dispatcher.gaps:
             steps = self.dispatcher.gap_steps() + steps
         if self.dispatcher.slots.firsts:
-            first, divided = self.dispatcher.divide(sequence, first)
-            steps = divided + steps
+            steps = self.dispatcher.divide(sequence) + steps
         steps += self.progress.step(ACK if auto_ack else CLAIM, first, sequence, failed)
         if record.headers and self._is_exclusive(sequence):
             self.exclusives.claim(record, steps)

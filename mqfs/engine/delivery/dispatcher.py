@@ -338,14 +338,14 @@ class Dispatcher:
         end = min(position + messages, receiver.end_sequence, group.log.end.next)
         return group.log.reader.read_run(position, end, size, streams, False) if streams else None
 
-    def divide(self, sequence: int, first: int) -> tuple[int, bytes]:
-        """Where the slot of a message to be claimed begins, and a step before all others. It may lie in the slot of an
-        unacked one, as the consumer covers it only now: an ack of that one would ack it."""
+    def divide(self, sequence: int) -> bytes:
+        """A step before the claim of a message. It may lie in the slot of an unacked one, as the consumer covers it
+        only now: an ack of that one would ack it. The scan, which began again, finds those before it."""
         owner = self.slots.end_of(sequence) + 1 if self.slots.reaches(sequence) else 0
         entry = self._progress.unacked.get(owner)
         if entry is None or not entry.first <= sequence < owner:
-            return first, b""
-        return min(first, entry.first), entry.divided(sequence, owner)
+            return b""
+        return entry.divided(sequence, owner)
 
     def on_claimed(self, sequence: int, first: int) -> None:
         """That message was claimed, and its steps recorded. If the scan found it, the next one begins after it."""

@@ -264,6 +264,21 @@ def test_what_no_consumer_covers_any_more_makes_room(kept: str, how: str) -> Non
     assert blocked.result() == 1
 
 
+def test_an_urgent_message_covered_later_takes_none_of_those_before_it(tmp_path: Path) -> None:
+    """It is claimed before them, out of the slot that holds them as well."""
+    q = late(path=tmp_path / "store")
+    q.write("x", b"before")
+    q.put(b"urgent", "x", priority=9)
+    q.write("x", b"behind")
+    q.write("a", b"held", b"last")
+    held = q.worker()
+    assert read(held) == b"held"
+    q.ctl("bind v x")
+    assert drain(q.worker()) == [b"urgent", b"before", b"behind", b"last"]
+    say(held, "ack")
+    assert q.stats()["low"] == 6
+
+
 def test_a_consumer_of_a_view() -> None:
     q = Queues("bind quotes '*.quote'")
     for name in ("a.quote", "b.quote", "a.trade"):
