@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from mqfs.state.acks import AckState
+
 WAIT = "wait"
 LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers of a dead letter
 FOREVER = 1 << 60
@@ -49,6 +51,7 @@ class Model:
         self.log: list[Kept] = []
         self.names: dict[str, int] = {}  # name -> stream id
         self.made = 0
+        self.views: dict[str, set[str]] = {}  # name -> patterns: names, and "*" for all
         self.consumers: list[Consumer] = []  # the nameless ones of streams among them
         self.handles: dict[str, Handle] = {}
         # (key of the wait, handle key, count), in the order in which they began to wait
@@ -127,6 +130,17 @@ class Model:
         for c in self.consumers:
             if c["over"] == old:
                 c["over"] = new
+        return self.go(None)
+
+    def bind(self, view: str, pattern: str) -> Answer:
+        self.views.setdefault(view, set()).add(pattern)
+        return self.go(None)
+
+    def unbind(self, view: str, pattern: str | None = None) -> Answer:
+        patterns = self.views.get(view, set())
+        if not patterns or (pattern is not None and pattern not in patterns):
+            return "NotFound"
+        patterns -= {pattern} if pattern is not None else set(patterns)
         return self.go(None)
 
     def ctl(self, **settings: Any) -> Answer:
@@ -381,7 +395,8 @@ class Model:
             return bool(c["stream"] == stream)
         if stream == self.names.get(self.set["dead"]) and c["over"] != self.set["dead"]:
             return False  # dead letters are not for who made them
-        return c["over"] is None or self.names.get(c["over"]) == stream
+        over = [c["over"], *self.views.get(c["over"], ())]
+        return None in over or any(self.names.get(name) == stream for name in self.names if {name, "*"} & {*over})
 
     def mine(self, c: Consumer) -> list[Kept]:
         """The kept messages that it has not had, claimed or not."""
@@ -414,8 +429,14 @@ class Model:
         if c is None:
             c = consumer(name, over, None, self.next)
             mine = [m for m in self.kept() if self.covers(c, m["stream"])]
+            if self.set["replay"] == "all":
+                c["low"] = 0
+            elif self.set["replay"] == "last":
+                streams = [s for s in self.names.values() if self.covers(c, s)]
+                whole = consumer(None, None, None, 0)  # where its stream or view is not there yet: of all
+                shown = [m for m in self.kept() if self.covers(c if streams else whole, m["stream"])]
+                c["low"] = max([m["seq"] for m in shown], default=self.next)
             if mine and self.set["replay"] != "off":
-                c["low"] = mine[0 if self.set["replay"] == "all" else -1]["seq"]
                 self.offer_again(c, mine)
             self.consumers.append(c)
         c.update(transient=transient, private=private, backlog=backlog, full=full)
@@ -503,7 +524,24 @@ class Model:
 
     def done(self, c: Consumer, seq: int) -> None:
         c["open"].pop(seq, None)
-        c["had"].add(seq)
+        c["had"] |= {seq, *(passed for passed, by in c["slots"].items() if by == seq)}
+
+    def pass_over(self, c: Consumer, progress: AckState) -> None:
+        """A view shows what it is bound to later from behind the newest message that was claimed. Whether any before
+        that, or one that came back while the view did not show it, counts as had is only known from the subject: had by
+        now, or with another (`slots`: by sequence, of the other), or not at all."""
+        c["slots"] = {}
+        for m in self.kept():
+            seq, e, covered = m["seq"], c["open"].get(m["seq"]), self.covers(c, m["stream"])
+            if not covered and not (e and e["claim"]) and (e or seq < c["newest"]):
+                c["passed"].add(seq)
+                if progress.is_acked(seq) and seq not in progress.unacked:
+                    c["open"].pop(seq, None)
+                    c["had"].add(seq)
+            if seq in c["passed"] and not had(c, m) and not e:
+                for last, slot in progress.unacked.items():
+                    if slot.first <= seq < last:
+                        c["slots"][seq] = last
 
     def message(self, seq: int) -> Kept:
         return next(m for m in self.log if m["seq"] == seq)
@@ -655,6 +693,10 @@ class Model:
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
         self.claimed += 1
         e.update(claim=key, place=self.claimed, killed=False)
+        c["newest"] = max(c["newest"], m["seq"])
+        c["passed"].discard(m["seq"])
+        by = c["slots"].pop(m["seq"], None)  # what of that slot lies before it stays with it
+        c["slots"].update({seq: m["seq"] for seq in c["slots"] if seq < m["seq"] and c["slots"][seq] == by})
         if c["rate"][0]:
             c["next_ns"] = max(c["next_ns"], self.now * SECOND) + self.interval(c)
         self.renew(c, m["seq"])
@@ -801,6 +843,7 @@ class Model:
         else:
             c["low"] = where if where >= 0 else mine[max(where, -len(mine))]
         c["had"], h["until"], h["rest"], h["due"] = set(), None, b"", False
+        c.update(newest=0, passed=set(), slots={})
         c["open"].clear()
         c["timers"] = []
         return self.go(None)
@@ -831,9 +874,10 @@ class Model:
 
 
 def consumer(name: str | None, over: str | None, stream: int | None, low: int) -> Consumer:
-    """Over a stream by number (the nameless one of deliver one), by name, or over the whole group."""
+    """Over a stream by number (the nameless one of deliver one), one or a view by name, or over the whole group."""
     return {
         "name": name, "over": over, "stream": stream, "low": low, "had": set(),
+        "newest": 0, "passed": set(), "slots": {},  # under a view: see `pass_over`
         "timers": [],  # (when, seq) of leases and delays, perhaps outdated
         "alarm": None, "since": 0,  # when it is woken, also where nothing is to be done any more
         "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)

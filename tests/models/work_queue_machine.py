@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engine.delivery.subject import rows_of
-from tests.models.work_queue import BY_HAND, WAIT, Model, consumer
+from tests.engine.delivery.subject import progress_of, rows_of
+from tests.models.work_queue import BY_HAND, WAIT, Model, consumer, had
 
 NAMES = st.sampled_from(["a", "b", "c"])
 WORKERS = ["u", "v", "w"]
+VIEWS = ["p", "q"]
 TAILS = st.sampled_from(["", "\n", " and more\n"])
 COUNTS = st.sampled_from([1, 4096, 4096, 4096])
 SOME = st.sampled_from
@@ -131,6 +133,9 @@ class Machine(RuleBasedStateMachine):
         assert answers.keys() == got.keys(), f"answers: model {answers!r}, subject {got!r}"
         assert all(agree(answers[wait], got[wait]) for wait in answers), f"answers: model {answers!r}, subject {got!r}"
         self.waits -= answers.keys()
+        for c in self.model.consumers:
+            if c["over"] in VIEWS:
+                self.model.pass_over(c, progress_of(self.subject.tree, c["name"]))
         self.broken = False
 
     def alike(self, mine: Any, its: Any, what: str) -> None:
@@ -150,14 +155,18 @@ class Machine(RuleBasedStateMachine):
         for name in ("a", "b"):
             self.create(name)
         self.consumer("u", None, *data.draw(SOME([(), ("order key",)])))
-        if data.draw(st.booleans()):
-            self.consumer("v", "a")
+        over = data.draw(SOME([None, "a", "p"]))
+        if over == "p":
+            self.same(self.model.bind("p", "a"), self.subject.ctl("bind p a"))
+        if over:
+            self.consumer("v", over)
         self.open("a", "writer")
-        writer = next(iter(self.keys))
-        for _ in range(3):
-            self.write_to(writer, "\n")
-        self.open("u", "worker")
-        self.open("u", "worker")
+        if over == "p":  # whose messages it shows later, perhaps
+            self.open("b", "writer")
+        for key in [*reversed(self.keys)] * 3:
+            self.write_to(key, "\n")
+        self.open("v" if over == "p" else "u", "worker")
+        self.open("v" if over == "p" else "u", "worker")
         if deliver == "one":
             self.open("a", "taker")
             self.open("a", "taker")
@@ -213,7 +222,9 @@ class Machine(RuleBasedStateMachine):
         elif what == "rename":
             new = data.draw(NAMES)
             if new in model.names or new not in [c["over"] for c in model.consumers]:
-                self.same(model.rename(name, new), subject.rename(name, new))
+                names = {new if key == name else key: stream for key, stream in model.names.items()}
+                if not self.shows_what_all_had(names=names):
+                    self.same(model.rename(name, new), subject.rename(name, new))
         elif what == "remove":
             self.same(model.remove(name), subject.remove(name))
         elif what == "clear":
@@ -239,13 +250,31 @@ class Machine(RuleBasedStateMachine):
         elif data.draw(st.booleans()):
             self.consumer(worker, None, touch=True)
         else:
-            over = data.draw(SOME([None, "a", "b", "dead"]))
+            over = data.draw(SOME([None, "a", "b", "dead", *VIEWS]))
             options = data.draw(
                 SOME([(), ("order key",), ("order key",), ("order sequence",), ("transient",), ("private",)])
             )
             backlog = 0 if model.held or model.schedules else data.draw(SOME([0, 0, 2]))
             full = data.draw(SOME(["", "", "drop-old", "drop-new", "block", "reject"]))
             self.consumer(worker, over, *options, backlog=backlog, full=full)
+
+    @rule(how=SOME(["bind", "bind", "unbind", "end"]), view=SOME(["p", "p", "q"]), pattern=SOME(["a", "b", "c", "*"]))
+    def bind(self, how: str, view: str, pattern: str) -> None:
+        """A view, and so its consumers, show other streams."""
+        model = self.model
+        if how != "bind":
+            which = [pattern] if how == "unbind" else []
+            self.same(model.unbind(view, *which), self.subject.ctl(" ".join(["unbind", view, *which])))
+        elif not self.shows_what_all_had(views={**model.views, view: {*model.views.get(view, ()), pattern}}):
+            self.same(model.bind(view, pattern), self.subject.ctl(f"bind {view} {pattern}"))
+
+    def shows_what_all_had(self, **change: Any) -> bool:
+        """Whether views would show with that what all have had: whether it is there still is not defined."""
+        model = copy.copy(self.model)
+        vars(model).update(change)
+        over = [c for c in model.consumers if c["over"] in VIEWS]
+        gone = [m for m in model.log if m["why"] == "had"]
+        return any(model.covers(c, m["stream"]) and not had(c, m) for c in over for m in gone)
 
     def had_by_all(self, c: Any, where: Any) -> bool:
         """Whether going back there may or may not show again what all have had: that is not defined."""

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from mqfs.engine.tree.tree import Tree
 from mqfs.ninep.client.channel import Procedure
+from mqfs.state.acks import AckState
 from mqfs.store.api import Store
 from tests.engine.nine import NineSubject
 from tests.engine.subject import USER, TreeSubject
@@ -25,6 +27,13 @@ def rows_of(data: bytes) -> list[tuple[int, str, bytes, dict[str, str]]]:
     """(sequence, stream, body, headers) of messages in `format json`."""
     rows = [json.loads(line) for line in data.splitlines()]
     return [(row["sequence"], row["stream"], row["body"].encode(), row.get("headers", {})) for row in rows]
+
+
+def progress_of(tree: Tree, name: str) -> AckState:
+    """What that consumer of group `g` has acknowledged."""
+    found: Any = tree.find(USER, f"g/.consumers/{name}")
+    progress: AckState = found.state.progress
+    return progress
 
 
 class QueueSubject(TreeSubject):
