@@ -535,6 +535,7 @@ class Model:
             seq, e, covered = m["seq"], c["open"].get(m["seq"]), self.covers(c, m["stream"])
             if not covered and not (e and e["claim"]) and (e or seq < c["newest"]):
                 c["passed"].add(seq)
+            if seq in c["passed"] and not (e and e["claim"]):
                 if progress.is_acked(seq) and seq not in progress.unacked:
                     c["open"].pop(seq, None)
                     c["had"].add(seq)
@@ -563,8 +564,9 @@ class Model:
         """A delivery failed. `delay`: seconds until the next, None: as `backoff` says. `dead`: there is to be none."""
         e, m = c["open"][seq], self.message(seq)
         e["claim"] = None
-        if m["why"] is not None:
-            self.done(c, seq)
+        if m["why"] is not None:  # not with what else may be in its slot: that is not acknowledged yet
+            c["open"].pop(seq)
+            c["had"].add(seq)
             return
         e["failed"] += 1
         over = dead or (self.set["retries"] and e["failed"] >= self.set["retries"])
