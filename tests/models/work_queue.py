@@ -535,10 +535,10 @@ class Model:
             seq, e, covered = m["seq"], c["open"].get(m["seq"]), self.covers(c, m["stream"])
             if not covered and not (e and e["claim"]) and (e or seq < c["newest"]):
                 c["passed"].add(seq)
-            if seq in c["passed"] and not (e and e["claim"]):
-                if progress.is_acked(seq) and seq not in progress.unacked:
-                    c["open"].pop(seq, None)
-                    c["had"].add(seq)
+            is_acked = progress.is_acked(seq) and seq not in progress.unacked
+            if seq in c["passed"] and is_acked and not (e and e["claim"]):
+                c["open"].pop(seq, None)
+                c["had"].add(seq)
             if seq in c["passed"] and not had(c, m) and not e:
                 for last, slot in progress.unacked.items():
                     if slot.first <= seq < last:
