@@ -257,10 +257,21 @@ def remove_label(path: str) -> None:
     Path(path, "mqfs").unlink()
 
 
+def ended_repairs(path: str) -> Iterator[str]:
+    """Copies of a store, each after a repair that ended one change of the disk later than the last; then a whole one."""
+    for count in itertools.count():
+        copy, disk = f"{path}.{count}", EndingDisk(count)
+        shutil.copytree(path, copy)
+        with pytest.MonkeyPatch.context() as patched, contextlib.suppress(OSError):
+            patched.setattr("mqfs.store.check.Disk", lambda disk=disk: disk)
+            check(copy, fix=True, report=lambda line: None)
+        yield copy
+        if disk.left >= 0:
+            return
+
+
 @pytest.mark.parametrize("spoil", [flip_bits, swap_names, remove_label])
-def test_a_repair_that_ended_early_is_completed_by_the_next(
-    tmp_path: Path, spoil: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_that_ended_early_is_completed_by_the_next(tmp_path: Path, spoil: Callable[[str], None]) -> None:
     path, whole = f"{tmp_path}/store", f"{tmp_path}/whole"
     fill(path)
     spoil(path)
@@ -269,24 +280,15 @@ def test_a_repair_that_ended_early_is_completed_by_the_next(
     assert (os.listdir(f"{whole}/quarantine") == []) is (spoil is not flip_bits)
     expected = contents(whole)
     assert [len(found) for found in expected.values()] == [60 - (spoil is flip_bits)] * 2
-    for count in itertools.count():
-        copy, disk = f"{tmp_path}/{count}", EndingDisk(count)
-        shutil.copytree(path, copy)
-        with monkeypatch.context() as patched, contextlib.suppress(OSError):
-            patched.setattr("mqfs.store.check.Disk", lambda disk=disk: disk)
-            check(copy, fix=True, report=lambda line: None)
+    for count, copy in enumerate(ended_repairs(path)):
         run(copy, fix=True)
         assert run(copy)[0] == 0, count
         assert contents(copy) == expected, count
-        if disk.left >= 0:
-            break
     assert count >= 1
 
 
 @pytest.mark.parametrize("which", [slice(0, 2), slice(-2, None)])
-def test_a_start_after_a_repair_that_ended_early_serves_nothing_else(
-    tmp_path: Path, which: slice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_after_a_repair_that_ended_early_serves_nothing_else(tmp_path: Path, which: slice) -> None:
     """Where segments are missing it would give their sequences to new messages."""
     path = f"{tmp_path}/store"
     fill(path)
@@ -295,18 +297,11 @@ def test_a_start_after_a_repair_that_ended_early_serves_nothing_else(
             log.unlink()
     expected = contents(path)
     swap_names(path, which)
-    for count in itertools.count():
-        copy, disk = f"{tmp_path}/{count}", EndingDisk(count)
-        shutil.copytree(path, copy)
-        with monkeypatch.context() as patched, contextlib.suppress(OSError):
-            patched.setattr("mqfs.store.check.Disk", lambda disk=disk: disk)
-            check(copy, fix=True, report=lambda line: None)
+    for count, copy in enumerate(ended_repairs(path)):
         with contextlib.suppress(DiskFailed):
             assert contents(copy) == expected, count
         run(copy, fix=True)
         assert contents(copy) == expected, count
-        if disk.left >= 0:
-            break
     assert count >= 4
 
 
