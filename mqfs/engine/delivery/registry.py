@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 
+_RECOUNTED = 1_024  # streams between two looks at the clock: some 0.1 ms
+
 log = logging.getLogger("mqfs.engine")
 
 
@@ -107,11 +109,18 @@ class Consumers(dict[str, Consumer]):
         self._release_uncovered()
         for consumer in changed:
             consumer.reads.serve()  # before writers go on
-        if changed and self._keeps_for_consumers:  # what they cover no more may go
-            for stream in self._group.numbers.values():
-                stream.kept.recount()
-            self._group.retention.note_change()
+        if changed and self._keeps_for_consumers:
+            self._group.portions.run(self._recount())
         self.on_routing_changed()
+
+    def _recount(self) -> Work[None]:
+        """What consumers cover no more may go, and makes room for writers that wait. In steps."""
+        for at, stream in enumerate(list(self._group.numbers.values()), 1):
+            stream.kept.recount()
+            if at % _RECOUNTED == 0:
+                yield
+        self._group.retention.note_change()
+        self._group.unblock()
 
     def _release_uncovered(self) -> None:
         for consumer in [consumer for consumer in self.values() if consumer.held_exclusives]:
