@@ -151,9 +151,8 @@ class PollList:
 
     def wake_one(self, file: object) -> None:
         """The program that polls that file, if one does."""
-        then = self.calls.get(file)
-        self.watch(file, None)
-        if then is not None:
+        if (then := self.calls.get(file)) is not None:
+            self.watch(file, None)
             then()
 
     def wake(self) -> None:
