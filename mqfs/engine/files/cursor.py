@@ -92,7 +92,7 @@ class Cursor(LongResponses, Searcher):
             self.refused(error)
             raise
         finally:
-            if reads := self.waits.take_out(self):  # which get what is there from the place where it stands now
+            if reads := self.waits.take_out(self):  # which get what is there from its new position on
                 self.look_again(reads)
             self.group.fanout.pollers.wake_one(self)
         self.group.unblock()
