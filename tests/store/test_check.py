@@ -258,7 +258,7 @@ def remove_label(path: str) -> None:
 
 
 def ended_repairs(path: str) -> Iterator[str]:
-    """Copies of a store, each after a repair that ended one change of the disk later than the last; then a whole one."""
+    """Copies of a store, each after a repair that ended one change of the disk later; the last after a whole one."""
     for count in itertools.count():
         copy, disk = f"{path}.{count}", EndingDisk(count)
         shutil.copytree(path, copy)

@@ -114,7 +114,7 @@ class Consumers(dict[str, Consumer]):
         self.on_routing_changed()
 
     def _recount(self) -> Work[None]:
-        """What consumers cover no more may go, and makes room for writers that wait. In steps."""
+        """Count again what all streams keep, which may be less, and let writers in that wait for room. In steps."""
         for at, stream in enumerate(list(self._group.numbers.values()), 1):
             stream.kept.recount()
             if at % _RECOUNTED == 0:
