@@ -95,12 +95,13 @@ def interrupt_at(number: int, call: Callable[[], object], module: Any) -> tuple[
         return on_opcode
 
     def on_call(frame: Any, *_: object) -> Any:
-        if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__":
+        if frame.f_code.co_filename != module.__file__:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return on_opcode
 
     before = sys.gettrace()
+    gc.disable()  # the end of what an earlier test left is no place in this call
     sys.settrace(on_call)
     try:
         call()
@@ -108,6 +109,7 @@ def interrupt_at(number: int, call: Callable[[], object], module: Any) -> tuple[
         return error, where
     finally:
         sys.settrace(before)
+        gc.enable()
     return None, where
 
 

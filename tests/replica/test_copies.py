@@ -27,6 +27,7 @@ from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.sequences import removal_body
 from mqfs.store.store import DiskStore, folder_of, read_label
+from tests.replica.history import segments
 from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of, restored
 from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
@@ -43,16 +44,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
 
 
-def files(path: Path) -> dict[str, bytes]:
-    """All segments, without the zeros that are allocated ahead."""
-    return {str(file.relative_to(path)): file.read_bytes().rstrip(b"\0") for file in path.glob("buckets/*/*/*.log")}
-
-
 def are_equal(one: Path, two: Path) -> bool:
-    try:
-        return files(one) == files(two) != {}
-    except FileNotFoundError:  # segments come and go
-        return False
+    return segments(one) == segments(two) != {}
 
 
 @EACH
@@ -155,7 +148,7 @@ def test_what_a_power_cut_took_from_the_disk_is_fetched(tmp_path: Path, url: str
     first.append(1, b"old")
     first.wait(1, 1)
     assert eventually(lambda: (found := state.read(str(tmp_path / "a"))) and found.have.get(1, (0, 0))[1] > 0)
-    monkey = files(tmp_path / "a")
+    monkey = segments(tmp_path / "a")
     for number in range(10):
         first.append(1, b"%d" % number)
     first.append(7, b"group")
@@ -500,7 +493,7 @@ def test_with_a_standby_to_confirm_nothing_counts_without_it(
     assert not primary.acknowledged
     standbys.append(LocalStandby(tmp_path / "b", url))
     primary.wait(1, 1)
-    assert files(tmp_path / "b")
+    assert segments(tmp_path / "b")
     primary.stop()
 
 

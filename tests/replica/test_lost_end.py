@@ -22,8 +22,9 @@ from mqfs.replica.engines import open_log
 from mqfs.replica.following import has_groups
 from mqfs.replica.frame import decode
 from mqfs.replica.takeover import Primary, Standby, become_primary
+from tests.replica.history import segments
 from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of
-from tests.replica.test_copies import are_equal, files
+from tests.replica.test_copies import are_equal
 from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -163,6 +164,6 @@ def test_a_confirmation_of_a_frame_that_was_lost_counts_for_no_other(
     assert second.primary.writer.position.number < last
     standby = LocalStandby(tmp_path / "d", url)
     second.wait(1, 1)
-    assert b"other" in b"".join(files(tmp_path / "d").values())
+    assert b"other" in b"".join(segments(tmp_path / "d").values())
     standby.stop()
     second.stop()

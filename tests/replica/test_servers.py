@@ -20,6 +20,7 @@ import pytest
 from mqfs import errors
 from mqfs.client.client import open as open_store
 from tests.fq import client as fq
+from tests.replica.history import segments
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
@@ -79,15 +80,8 @@ class Node(Server):
             return [int(message.body) for message in client.group("jobs").history()]
 
 
-def segments(store: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(store)): file.read_bytes().rstrip(b"\0") for file in store.glob("buckets/*/*/*.log")}
-
-
 def are_equal(one: Node, two: Node) -> bool:
-    try:
-        return segments(one.store) == segments(two.store) != {}
-    except FileNotFoundError:  # segments come and go
-        return False
+    return segments(one.store) == segments(two.store) != {}
 
 
 def wait_until_equal(one: Node, two: Node) -> None:
