@@ -152,12 +152,15 @@ class Jobs:
         return stats.held + (consumer.lag if consumer is not None else 0)
 
     def acknowledged(self) -> list[Counter[int]]:
-        """How often each message was, of each consumer, in the log of the server, which is stopped."""
-        found = defaultdict[tuple[Path, int], Counter[int]](Counter)
+        """How often each message was, of each consumer, in the log of the server, which is stopped. A sequence
+        that was never claimed is a gap, as where a delayed one was put: after a kill it is acknowledged again."""
+        claimed, found = set[tuple[Path, int, int]](), defaultdict[tuple[Path, int], Counter[int]](Counter)
         assert self.server.stop() == 0
         for bucket in self.server.store.glob("buckets/*/*"):
             for step in ack_steps(bucket):
-                if step.op is Op.ACK and step.last:
+                if step.op is Op.CLAIM:
+                    claimed.add((bucket, step.consumer, step.last))
+                elif step.op is Op.ACK and (bucket, step.consumer, step.last) in claimed:
                     found[bucket, step.consumer][step.last] += 1
         return [*found.values()]
 
