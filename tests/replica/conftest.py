@@ -16,6 +16,8 @@ from tests.replica.primary import LocalStandby
 from tests.replica.servers import NatsServer, nats_servers
 from tests.support.campaign import seed
 
+CREDENTIALS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+
 
 @pytest.fixture(autouse=True)
 def _closed_logs() -> Iterator[None]:
@@ -23,6 +25,19 @@ def _closed_logs() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "jetstream"]
+
+
+@pytest.fixture(autouse=True)
+def _environment_kept() -> Iterator[None]:
+    """A program that the next test starts may do something else where it finds the key of a bucket."""
+    before = environment()
+    yield
+    assert environment() == before
+
+
+def environment() -> dict[str, str]:
+    """Without what pytest changes in it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +60,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServe
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
-    """A bucket of moto's S3, which the environment points to."""
+def moto() -> Iterator[str]:
+    """The URL of moto's S3, which has a bucket."""
     import boto3  # here, as only these tests need it
     from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
@@ -63,17 +78,20 @@ def s3() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
-    before = dict(os.environ)
-    os.environ |= {
-        "AWS_ENDPOINT": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
-    }  # fmt: skip
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="bucket")
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **CREDENTIALS)
+    client.create_bucket(Bucket="bucket")
     yield endpoint
-    os.environ.clear()
-    os.environ.update(before)
     server.stop()
     S3Response.put_object = put_object
+
+
+@pytest.fixture
+def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, which the environment points to."""
+    known = {**CREDENTIALS, "AWS_ENDPOINT": moto, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    for name, value in known.items():
+        monkeypatch.setenv(name.upper(), value)
+    return moto
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def have_the_same(*stores: Path) -> bool:
 
 
 def names(path: Path) -> set[str]:
-    """Of all segments, which come and go."""
+    """The segments there are now: they come and go."""
     return set(glob("buckets/*/*/*.log", root_dir=path))
 
 
