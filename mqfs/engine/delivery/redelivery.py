@@ -337,6 +337,8 @@ class Redelivery:
     def _requeue(self, claim: Claim, failed: int, delay_ns: int) -> None:
         if claim.sequence in self._owner.held_exclusives and self._owner.exclusives.offer_uncovered(claim):
             return
+        if delay_ns and visible_record(self._group, claim.sequence, unacked=True) is None:
+            delay_ns = 0  # it expired or was removed: the next of its key is not to wait for it
         due_ns = self._group.clock.engine_ns() + delay_ns if delay_ns else 0
         steps = self._progress.step(REQUEUE, claim.entry.first, claim.sequence, failed, due_ns)
         self._log.acknowledge(self._owner.state, steps)

@@ -327,6 +327,35 @@ def test_a_message_that_expired_holds_nothing_back() -> None:
     assert drain(worker) == [b"a2", b"a3"]
 
 
+@pytest.mark.parametrize("retries", [0, 1, 5])
+@pytest.mark.parametrize("gone", ["expired", "dropped", "cleared"])
+@pytest.mark.parametrize("how", ["nack", "nack 1h", "nack 0s", "release", "ack", "dead", "lease", "close"])
+def test_a_message_that_goes_while_it_is_claimed_holds_nothing_back(how: str, gone: str, retries: int) -> None:
+    """However its claim ends, and whether it would have been a dead letter or not."""
+    q = keyed(f"retries {retries}", "lease 3s" if how == "lease" else "lease 0")
+    q.stream("t")
+    first, second = q.worker(), q.worker()
+    put(q, "a1", **({"ttl": "2s"} if gone == "expired" else {}))
+    put(q, "a2", stream="t")
+    assert read(first) == b"a1"
+    wait = second.read(BIG)
+    if gone != "expired":
+        q.ctl("clear s" if gone == "cleared" else "drop s 1")
+    q.pass_time(2)
+    assert not wait.settled
+    if how == "lease":
+        q.pass_time(1)
+    elif how == "close":
+        first.close()
+    else:
+        say(first, how)
+    assert wait.settled
+    assert wait.result() == b"a2"
+    assert "dead" not in q.group.streams
+    say(second, "ack")
+    assert (q.stats()["low"], q.stats()["waiting"], q.stats()["delayed"]) == (3, 0, 0)
+
+
 def test_reads_of_many_messages_have_one_of_each_key() -> None:
     q = keyed()
     worker = q.worker("w", "format record")
