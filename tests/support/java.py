@@ -10,8 +10,9 @@ from pathlib import Path
 
 ARCHIVE = Path(sys.prefix) / "spark.jsa"  # Spark's classes, made by script/setup
 # For a JVM that lives for seconds: neither the optimizing compiler nor parallel garbage collection pays. Its own log,
-# which says when the archive does not fit a class path, would go to standard output.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+# which says when the archive does not fit a class path, would go to standard output. It looks up no name: some
+# machines do not know their own.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Djdk.net.hosts.file=/dev/null"
 SHORT_LIVED = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE}"
 
 

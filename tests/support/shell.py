@@ -30,6 +30,7 @@ class Shell:
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}
         # A page says nothing of partitions, and Spark would shuffle its few rows by 200 tasks.
         known["SPARK_SUBMIT_OPTS"] = f"{SHORT_LIVED} -Dspark.sql.shuffle.partitions=2"
+        known["SPARK_LOCAL_IP"] = "127.0.0.1"  # else Spark looks for the address of the machine by its name
         program, *words = [*inside, "bash", "--norc", "--noprofile", "--noediting"]
         self.terminal = pexpect.spawn(
             program,
