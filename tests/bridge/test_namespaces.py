@@ -12,6 +12,7 @@ import pytest
 
 from tests.bridge.rig import Make, Node
 from tests.support.eventually import eventually
+from tests.support.mount_space import own_mounts
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.root]
 
@@ -20,7 +21,7 @@ def elsewhere(folder: Path, at: Path) -> list[str]:
     """Words before a command, which sees the folder at that path and nothing at its own."""
     at.mkdir()
     script = 'mount --bind "$1" "$2" && mount -t tmpfs none "$1" && shift 2 && exec "$@"'
-    return ["unshare", "--mount", "sh", "-c", script, "sh", str(folder), str(at)]
+    return [*own_mounts(), "sh", "-c", script, "sh", str(folder), str(at)]
 
 
 def test_a_folder_is_shared_by_two_mount_namespaces(make: Make) -> None:

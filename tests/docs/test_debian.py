@@ -19,6 +19,7 @@ from tests.docs.test_package import package
 from tests.support import ROOT
 from tests.support.clone import clone
 from tests.support.eventually import HANG_S, eventually
+from tests.support.mount_space import own_mounts
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1_800)]
 in_soak = pytest.mark.skipif(os.environ.get("MQFS_SOAK") != "1", reason="takes minutes: MQFS_SOAK=1")
@@ -50,7 +51,7 @@ class Machine:
     """A root directory of its own, in a name space of mounts of its own."""
 
     def __init__(self, folder: Path, deb: Path, disk: Path = Path("/")) -> None:
-        words = ["unshare", "-m", "sh", "-ec", LAID_OVER, "sh", folder, deb, disk]
+        words = [*own_mounts(), "sh", "-ec", LAID_OVER, "sh", folder, deb, disk]
         self._holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._folder = folder
         assert self._holder.stdout is not None

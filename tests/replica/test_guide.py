@@ -21,6 +21,7 @@ from tests.replica.servers import NATS_SERVER
 from tests.support import ROOT
 from tests.support.eventually import eventually
 from tests.support.machines import Machine, Network
+from tests.support.mount_space import own_mounts
 from tests.support.server import short_folder, unmount
 from tests.support.shell import Shell, shell
 
@@ -104,7 +105,7 @@ def hosts() -> Iterator[list[Host]]:
         lines = [f"{machine.address} {name}\n" for name, machine in zip(names, network.machines, strict=True)]
         file.write_text("127.0.0.1 localhost\n" + "".join(lines))
         holder = stack.enter_context(
-            subprocess.Popen(["unshare", "--mount", "--propagation", "slave", "sh", "-c", HOLD, str(file)])
+            subprocess.Popen([*own_mounts("--propagation", "slave"), "sh", "-c", HOLD, str(file)])
         )
         stack.callback(holder.kill)
         eventually(lambda: Path(f"/proc/{holder.pid}/root/etc/hosts").read_text() == file.read_text())

@@ -23,6 +23,7 @@ from mqfs.ninep.client.connection import connect
 from mqfs.store.check import check
 from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S, eventually
+from tests.support.mount_space import own_mounts
 from tests.support.power import MAKE, MOUNT, PowerDisk, mount_point, mounted, run
 from tests.support.server import Server, unmount
 
@@ -226,7 +227,7 @@ def test_a_copy_of_a_mount_ends_with_it(tmp_path: Path) -> None:
         with mount_point(at), mounted(file, at):
             (at / "there").touch()
             # As ip-netns(8) begins a command.
-            command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo ready; read end"]
+            command = [*own_mounts("--propagation", "slave"), "sh", "-c", "echo ready; read end"]
             other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             stack.callback(other.communicate, b"\n")
             assert other.stdout is not None

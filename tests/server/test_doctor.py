@@ -14,6 +14,7 @@ import pytest
 import mqfs
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
+from tests.support.mount_space import own_mounts
 from tests.support.server import Server
 
 pytestmark = pytest.mark.process
@@ -24,7 +25,7 @@ def doctor(*words: str, before: str = "") -> tuple[int, str]:
     """The status and the lines; `before`: lines of a shell, in a name space of mounts of its own."""
     command = [sys.executable, "-m", "mqfs", "doctor", *words]
     if before:
-        command = ["unshare", "-m", "sh", "-ec", f'{before}\nexec "$@"', "sh", *command]
+        command = [*own_mounts(), "sh", "-ec", f'{before}\nexec "$@"', "sh", *command]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
     assert done.stderr == ""
     assert all(LINE.fullmatch(line) for line in done.stdout.splitlines()), done.stdout

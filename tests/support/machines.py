@@ -40,7 +40,7 @@ class Machine:
 
     def ip(self, *words: str) -> None:
         """ip(8) there."""
-        command("ip", "-n", self.name, *words)
+        command(*self.inside("ip", *words))
 
     def inside(self, *words: str) -> list[str]:
         """The command that runs a command there."""

@@ -10,11 +10,25 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+import pytest
+
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 
 SBIN = os.path.realpath("/sbin")
 HOLD = 'mount --bind "$1" "$2" && echo ready && exec cat'
+
+
+def own_mounts(*options: str) -> list[str]:
+    """The beginning of a command: what follows runs in a name space of mounts of its own. `options`: of unshare(1).
+
+    Skips the test in a chroot, whose root directory is no mount point: what is mounted cannot be kept apart there, and
+    nsenter(1) would leave it.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8") as table:
+        if not any(line.split()[4] == "/" for line in table):
+            pytest.skip("no name spaces of mounts: the root directory is no mount point, as in a chroot")
+    return ["unshare", "--mount", *options]
 
 
 class MountSpace:
@@ -28,7 +42,7 @@ class MountSpace:
         helper.write_text(f'#!/bin/sh\n{run} -c "from mqfs.cli.mount_helper import main; main()" "$@"\n')
         helper.chmod(0o755)
         (programs / "mount.fuse.mqfs").symlink_to("mount.mqfs")
-        command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", HOLD, "sh", str(programs), SBIN]
+        command = [*own_mounts("--propagation", "slave"), "sh", "-c", HOLD, "sh", str(programs), SBIN]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n"

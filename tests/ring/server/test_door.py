@@ -33,6 +33,7 @@ from tests.ring.server.rig import ME, Rig
 from tests.support.anyone import NOBODY
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
+from tests.support.mount_space import own_mounts
 from tests.support.server import SERVE, Server, environment, short_folder
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
@@ -283,7 +284,6 @@ def test_ring_says_who_attaches() -> None:
             away.close()
 
 
-INSIDE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]  # a PID namespace, as of another container
 BY_LIBRARY = """
 import sys, mqfs
 from mqfs.errors import Unsupported
@@ -311,10 +311,11 @@ def by_library(away: Server, *before: str) -> list[str]:
 @pytest.mark.parametrize("inner", ["client", "server"])
 def test_no_ring_for_processes_of_two_pid_namespaces(inner: str) -> None:
     """Threads of both may have one number, by which the lock of the ring knows them. The files are used."""
+    inside = own_mounts("--pid", "--fork", "--kill-child", "--mount-proc")  # as in another container
     with short_folder() as folder:
-        away = Server.at(folder, program=[*INSIDE, *SERVE] if inner == "server" else SERVE)
+        away = Server.at(folder, program=[*inside, *SERVE] if inner == "server" else SERVE)
         try:
-            used, why = by_library(away, *(INSIDE if inner == "client" else ()))
+            used, why = by_library(away, *(inside if inner == "client" else ()))
             assert used == "False"
             assert "another PID namespace" in why
             with Caller(away) as caller:  # that does not tell: where the server sees its process, it is attached
