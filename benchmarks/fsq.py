@@ -21,8 +21,11 @@ sys.path.insert(0, str(ROOT))
 
 from processes import cpu_s, resident_mb  # noqa: E402
 
-from mqfs.bridge.folder import Folder  # noqa: E402
-from mqfs.bridge.names import MULTI, Topics  # noqa: E402
+from mqfs.bridge.folder import (  # noqa: E402
+    MULTI,
+    Folder,
+    Topics,
+)
 from tests.bridge.rig import Bridge, Rig, rig  # noqa: E402
 from tests.support.eventually import eventually  # noqa: E402
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 import mqfs
-from mqfs.client.outgoing import Durability
+from mqfs.client.publisher import Durability
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

@@ -33,7 +33,7 @@ def serve(store: str, path: str) -> None:
     from mqfs.clock import SystemClock
     from mqfs.engine.tree.tree import Tree
     from mqfs.model import User
-    from mqfs.ninep.server.server import Server
+    from mqfs.ninep.server.connection import Server
     from mqfs.serving.accept import listen
     from mqfs.store.memory import MemoryStore
     from mqfs.store.store import DiskStore

@@ -27,7 +27,7 @@ from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, Que
 from mqfs.client import Claim, Claims, Group, connect
 from mqfs.client.client import require_queue
 from mqfs.errors import Disconnected, DiskFull, MqfsError, Stale, StreamFull
-from mqfs.syntax.escape import stream_name
+from mqfs.syntax.names import stream_name
 
 GROUP = "dramatiq"
 SETTINGS = ("deliver one", "replay off")

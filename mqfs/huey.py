@@ -38,8 +38,8 @@ from huey.storage import BaseStorage
 from mqfs.client import Claim, Claims, Client, Group, Message, connect
 from mqfs.client.large import PIECE_BYTES, place_of
 from mqfs.errors import Conflict, FellBehind, MqfsError, NotFound, Stale, TooLong
-from mqfs.syntax.escape import stream_name
-from mqfs.syntax.quoting import quote_word
+from mqfs.syntax.lines import quote_word
+from mqfs.syntax.names import stream_name
 
 QUEUE = "queue"
 _VERSIONS = 64  # messages of a key: older values, or the parts of one

@@ -51,7 +51,7 @@ from mqfs.errors import (
     Stale,
     TooLong,
 )
-from mqfs.syntax.escape import is_shortened, stream_name
+from mqfs.syntax.names import is_shortened, stream_name
 
 GROUP = "celery"
 EVENTS = "celeryev"  # the exchange of what workers tell about themselves and their tasks

@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.errors import BadCommand, BadConfig, OverLimit
 from mqfs.net import identity
 from mqfs.syntax.duration import MOST, parse_number, parse_size
-from mqfs.syntax.quoting import split
+from mqfs.syntax.lines import split
 
 
 def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -> None:
@@ -57,7 +57,7 @@ class UserLimits:
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # of all users
-        self.most = 0  # highest after a `change`; serving/memory.py resets it
+        self.most = 0  # highest after a `change`; serving/accept.py resets it
         self.over: set[Hashable] = set()  # users who were found to have more than their share
         self._what, self._limit = what, limit
         self._taken: dict[Hashable, int] = {}

@@ -15,9 +15,9 @@ import attrs
 
 from mqfs.errors import MqfsError, NotDirectory, NotFound
 from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
-from mqfs.ninep.client.channel import Procedure
 from mqfs.ninep.client.connection import Client, File
-from mqfs.syntax.quoting import quote_word
+from mqfs.ninep.client.machine import Procedure
+from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.options import OptionError, Options, invalid
 
 ANY = 1 << 62  # messages or bytes

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected, MqfsError
-from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_addresses
+from mqfs.net.sockets import ADDRESS_FORMS, UnixAddress, is_loopback, parse_addresses
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client, progress
 from pyspark_mqfs.options import OptionError, Options, invalid

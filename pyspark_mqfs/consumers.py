@@ -14,7 +14,7 @@ from contextlib import suppress
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.limits import CTL_BYTES, MESSAGE_BYTES, VIEW_PATTERNS
 from mqfs.ninep.client.connection import Client, File
-from mqfs.syntax.quoting import quote_word
+from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError
 

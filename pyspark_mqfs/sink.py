@@ -16,8 +16,8 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, OverLimit
-from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.connection import Client, Slot
+from mqfs.ninep.client.machine import Channel
 from mqfs.ninep.codec.messages import Twrite
 from pyspark_mqfs.batch_encoder import Frames
 from pyspark_mqfs.catalog import path_of

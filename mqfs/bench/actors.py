@@ -1,20 +1,261 @@
 """Actors: producers, consumers, workers, and the two sides of a round trip. Each runs on its own thread.
 
-The measured loops and their counts. Only child.py talks to the parent process.
+The measured loops and their counts: a histogram of durations has a constant size, as those that differ by less than 3 %
+are counted as one. A driver is how a process of the bench reaches its group, by the library or by the files of a mount.
+Only children.py talks to the parent process.
 """
 
 from __future__ import annotations
 
+import builtins
+import json
+import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
 from mqfs.bench import payload
-from mqfs.bench.drivers import PING, PONG, STREAM, Driver
-from mqfs.bench.histogram import Histogram
+from mqfs.client.client import Client, connect, open
+from mqfs.client.delivery import Claims
+from mqfs.client.publisher import Durability
+from mqfs.errors import BadRequest
+from mqfs.syntax.lines import command_lines
+
+_STEPS = 32  # to a doubling
+_BITS = 6  # durations below 2 × _STEPS ns are exact
+_SIZE = (64 - _BITS) * _STEPS + 2 * _STEPS
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+
+class Histogram:
+    """Durations, in nanoseconds."""
+
+    __slots__ = ("counts", "most")
+
+    def __init__(self, counts: Sequence[int] = (), most: int = 0) -> None:
+        self.counts = list(counts) + [0] * (_SIZE - len(counts))
+        self.most = most
+
+    def add(self, ns: int) -> None:
+        shift = ns.bit_length() - _BITS
+        if shift > 0:
+            self.counts[(shift * _STEPS) + (ns >> shift)] += 1
+        else:
+            self.counts[ns if ns > 0 else 0] += 1
+        if ns > self.most:
+            self.most = ns
+
+    def merge(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.most = max(self.most, other.most)
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def bars(self) -> Iterator[tuple[int, int]]:
+        """The middle of each counted duration, and its count."""
+        for at, count in enumerate(self.counts):
+            if count:
+                yield min(_middle(at), self.most), count
+
+    def percentile(self, percent: float) -> int:
+        """Nanoseconds; 0 where nothing was counted."""
+        wanted = len(self) * percent / 100
+        passed = 0
+        for ns, count in self.bars():
+            passed += count
+            if passed >= wanted:
+                return ns
+        return self.most
+
+    def to_list(self) -> list[int]:
+        """For another process: `most`, then the counts up to the last that is not 0."""
+        counts = list(self.counts)
+        while counts and not counts[-1]:
+            counts.pop()
+        return [self.most, *counts]
+
+    @classmethod
+    def from_list(cls, row: Sequence[int]) -> Histogram:
+        return cls(row[1:], row[0])
+
+
+def _middle(at: int) -> int:
+    shift = max(0, at // _STEPS - 1)
+    return ((at - shift * _STEPS) << shift) + (1 << shift) // 2
+
+
+STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
+Delivery: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
+
+
+@attrs.frozen
+class Place:
+    """The location of the tree."""
+
+    transport: str
+    address: str = ""
+    mount: str = ""
+    store: str = ""  # of an embedded engine
+    wait: Durability = "committed"
+    prefetch: int = 1  # of workers: messages that one claims at once
+    server: int = 0  # the process of the server, where it is the bench's own
+
+
+class Driver(Protocol):
+    """The calls of actors. Thread-safe."""
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
+
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        """Remove a group, protected or not. Raises MqfsError, OSError."""
+        ...
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        """Functions that publish one message and many; they return once these are kept, as `wait` demands."""
+        ...
+
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        """Every message of the stream from its beginning; `size`: of each."""
+        ...
+
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
+        """Messages of the consumer; `close` sends the acknowledgements that were not sent."""
+        ...
+
+    def count_acknowledged(self, group: str) -> int:
+        """The number of acknowledged messages, by the tree's own count."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_driver(place: Place) -> Driver:
+    if place.transport == "file":
+        return Files(place.mount)
+    if place.transport == "embedded":
+        return Library(open(place.store), place)
+    return Library(connect(place.address, transport=place.transport, reconnect=False), place)
+
+
+class Library:
+    """mqfs.client."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        self._client, self._wait, self._prefetch = client, place.wait, place.prefetch
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
+        made = self._client.group(group, create=True, ctl=lines)
+        made.create(*streams)
+
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        made = self._client.group(group)
+        made.ctl("protect off")
+        for consumer in made.consumers():
+            made.remove_consumer(consumer)
+        for stream in streams:
+            made.remove(stream)
+        self._client.remove_group(group)
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        to = self._client.group(group)
+        publish, publish_many, wait = to.publish, to.publish_many, self._wait
+        return (
+            lambda body: publish(stream, body, create=False, wait=wait),
+            lambda bodies: publish_many([(stream, body) for body in bodies], create=False, wait=wait),
+        )
+
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        reading = self._client.group(group).subscribe(stream, existing=True)
+        return (message.body for message in reading)
+
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
+        claims = self._client.group(group).consume(CONSUMER, create=False, prefetch=self._prefetch)
+        return self._bodies(claims)
+
+    def _bodies(self, claims: Claims) -> Generator[Delivery, None, None]:
+        try:
+            for claim in claims:
+                yield claim.body, claim.ack if self._prefetch == 1 else partial(claim.__exit__, None, None, None)
+        finally:
+            claims.close()
+
+    def count_acknowledged(self, group: str) -> int:
+        return self._client.group(group).stats().consumers[CONSUMER].acknowledged
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Files:
+    """A mount."""
+
+    def __init__(self, mount: str) -> None:
+        self._mount = mount
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._mount, *names)
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
+        os.mkdir(self._path(group))
+        for stream in streams:
+            os.close(os.open(self._path(group, stream), os.O_WRONLY | os.O_CREAT))
+        self._ctl(group, *lines)
+
+    def _ctl(self, group: str, *lines: str) -> None:
+        file = os.open(self._path(group, "ctl"), os.O_WRONLY)
+        try:
+            os.write(file, command_lines(*lines))
+        finally:
+            os.close(file)
+
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        self._ctl(group, "protect off")
+        for consumer in os.listdir(self._path(group, ".consumers")):
+            os.unlink(self._path(group, ".consumers", consumer))
+        for stream in streams:
+            os.unlink(self._path(group, stream))
+        os.rmdir(self._path(group))
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        file = os.open(self._path(group, stream), os.O_WRONLY)
+        write = os.write
+
+        def many(bodies: list[bytes]) -> None:
+            raise BadRequest("batch failed: a write to a file is one message (expected another transport)")
+
+        return (lambda body: write(file, body)), many
+
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        file = os.open(self._path(group, stream), os.O_RDONLY)
+        return self._read(file, size)
+
+    def _read(self, file: int, size: int) -> Iterator[bytes]:
+        """One message a read; a longer one than expected is cut and shows as damaged."""
+        read = os.read
+        while body := read(file, size):
+            yield body
+
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
+        file = os.open(self._path(group, ".consumers", CONSUMER), os.O_RDWR)
+        write = os.write
+
+        def ack() -> None:
+            write(file, b"ack\n")
+
+        return ((body, ack) for body in self._read(file, size))
+
+    def count_acknowledged(self, group: str) -> int:
+        with builtins.open(self._path(group, ".stats"), encoding="utf-8") as file:
+            return int(json.load(file)["consumers"][CONSUMER]["acknowledged"])
+
+    def close(self) -> None:
+        """Nothing to do: the files are closed with the process."""
+
 
 _clock = time.monotonic_ns
 _SECOND_NS = 10**9

@@ -1,22 +1,161 @@
-"""One run of the bench: the group, the processes, the end, the figures, which display.py shows."""
+"""One run of the bench: the group, the processes, the end, the figures, which display.py shows.
+
+The tree that is measured is that of a running server, or of the bench's own on a temporary store.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from mqfs import limits
-from mqfs.bench import local_server, payload
-from mqfs.bench.actors import Load
+from mqfs.bench import payload
+from mqfs.bench.actors import CONSUMER, PERCENTILES, PING, PONG, STREAM, Histogram, Load, Place, open_driver
 from mqfs.bench.children import Crew
-from mqfs.bench.drivers import CONSUMER, PING, PONG, STREAM, Place, open_driver
-from mqfs.bench.histogram import PERCENTILES, Histogram
 from mqfs.bench.plan import Plan
+from mqfs.client.publisher import Durability
+from mqfs.errors import BadAddress, Disconnected, MqfsError, NotFound
+
+START_S = STOP_S = 30.0
+_LOOK_S = 0.01
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_DISK = "/var/tmp"  # /tmp may be memory
+
+
+@contextlib.contextmanager
+def open_folder(plan: Plan) -> Iterator[str]:
+    """A temporary folder on the disk to be measured."""
+    above = plan.store or (_DISK if os.access(_DISK, os.W_OK) else None)
+    path = tempfile.mkdtemp(prefix="mqfs-bench-", dir=above)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def open_place(plan: Plan, path: str) -> Iterator[Place]:
+    """The location of the tree; starts a server where the plan names none."""
+    assert plan.transport is not None
+    if plan.at is not None:
+        yield Place(plan.transport, plan.at, wait=_wait_of(plan), prefetch=plan.prefetch)
+    elif plan.mount is not None:
+        yield Place("file", mount=plan.mount)
+    elif plan.transport == "embedded":
+        yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan), prefetch=plan.prefetch)
+    else:
+        with _local_server(plan.transport, path) as found:
+            yield attrs.evolve(found, wait=_wait_of(plan), prefetch=plan.prefetch)
+
+
+def _wait_of(plan: Plan) -> Durability:
+    return "published" if plan.wait == "published" else "committed"
+
+
+@contextlib.contextmanager
+def _local_server(transport: str, path: str) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="mqfs-bench-") as short:  # the path of a socket has little room
+        address, mount = f"unix!{short}/socket", os.path.join(short, "mount")
+        command = [sys.executable, "-P", "-m", "mqfs", "serve"]  # -P: nothing is imported from the current folder
+        command += ["--store", os.path.join(path, "store"), "--listen", address]
+        if transport == "file":
+            os.mkdir(mount)
+            command += ["--mount", mount]
+        with open(os.path.join(path, "server.log"), "w+b") as log:
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+            try:
+                _wait(server, log.name)
+                yield Place(transport, address, mount, server=server.pid)
+            finally:
+                _end(server)
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has taken."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _end_with_us() -> None:
+    """In the child, before exec: have the kernel end the server if the bench is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait(server: subprocess.Popen[bytes], log: str) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        with open(log, errors="replace") as file:
+            lines = file.read().splitlines()
+        if "mqfs: ready" in lines:
+            return
+        if server.poll() is not None or time.monotonic() > deadline:
+            last = lines[-1].removeprefix("mqfs: ") if lines else f"no output in {START_S:g} s"
+            raise BadAddress(f"bench failed: its server did not start: {last}")
+        time.sleep(_LOOK_S)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+@contextlib.contextmanager
+def open_group(place: Place, lines: Sequence[str], streams: Sequence[str], left: list[str]) -> Iterator[str]:
+    """A temporary group. Removed at the end, unless its server is the bench's own; `left` gets the name of one that
+    could not be."""
+    name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
+    driver = open_driver(place)
+    try:
+        driver.prepare(name, lines, streams)
+        if place.transport == "embedded":
+            driver.close()  # the child process opens the store
+        yield name
+    finally:
+        if place.transport != "embedded":
+            try:
+                _remove(place, name, streams)
+            except (NotFound, Disconnected, FileNotFoundError):
+                pass  # it was not made, or the server is gone
+            except (MqfsError, OSError) as error:
+                left.append(name)
+                print(f"mqfs: cannot remove group {name!r}: {error}", file=sys.stderr)
+            driver.close()
+
+
+def _remove(place: Place, name: str, streams: Sequence[str]) -> None:
+    """On a new connection: Ctrl-C may have left the other unusable."""
+    driver = open_driver(place)
+    try:
+        driver.remove(name, streams)
+    finally:
+        driver.close()
+
 
 ROUND_TRIPS_S = 5.0  # at most
 _SECOND_NS = 10**9
@@ -83,7 +222,7 @@ Progress = Callable[[str], None]  # how far it is
 
 def measure(plan: Plan, progress: Progress) -> Results:
     """Run the plan. Ctrl-C ends it with the figures so far. Raises MqfsError."""
-    with local_server.folder(plan) as folder, local_server.place(plan, folder) as place:
+    with open_folder(plan) as folder, open_place(plan, folder) as place:
         left: list[str] = []
         results = _load(plan, place, folder, progress, left)
         if plan.round_trips and not (results.interrupted or results.stalled):
@@ -96,7 +235,7 @@ def measure(plan: Plan, progress: Progress) -> Results:
 def _load(plan: Plan, place: Place, folder: str, progress: Progress, left: list[str]) -> Results:
     kept = "replay off" if plan.workers else "replay all"
     consumer = [f"consumer {CONSUMER} {STREAM}"] if plan.workers else []
-    with local_server.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM], left) as group:
+    with open_group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM], left) as group:
         load = Load(group, plan.producers, plan.size, plan.batch, plan.messages, plan.seconds, plan.rate)
         load = attrs.evolve(load, marks=not plan.workers)
         receiver = "worker" if plan.workers else "consumer"
@@ -130,7 +269,7 @@ class Measurement:
 
     def execute(self) -> Results:
         crew = self.crew
-        self.server_began_s = local_server.processor_s(self.place.server) if self.place.server else 0.0
+        self.server_began_s = processor_s(self.place.server) if self.place.server else 0.0
         crew.begin()
         try:
             is_moving = self._wait_for("producer")
@@ -199,7 +338,7 @@ class Measurement:
         results.receiving_s = (ended_ns - begun_ns) / _SECOND_NS
         results.bench_cpu_s = sum(report.get("cpu_s", 0.0) for report in (*producers, *receivers))
         if self.place.server:
-            results.server_cpu_s = local_server.processor_s(self.place.server) - self.server_began_s
+            results.server_cpu_s = processor_s(self.place.server) - self.server_began_s
         results.histograms = {"publish": _merge_histograms(producers)}
         if receivers:
             results.histograms["delivery"] = _merge_histograms(receivers)
@@ -242,7 +381,7 @@ def _merge_histograms(reports: list[dict[str, Any]]) -> Histogram:
 
 def _round_trips(plan: Plan, place: Place, folder: str, results: Results, left: list[str]) -> None:
     """Round trips, with no other load."""
-    with local_server.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG], left) as group:
+    with open_group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG], left) as group:
         load = Load(group, 1, plan.size, round_trips=plan.round_trips, seconds=ROUND_TRIPS_S)
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:
             crew.begin()

@@ -11,7 +11,7 @@ from mqfs import limits
 from mqfs.bench.payload import LEAST_BYTES
 from mqfs.engine.language.settings import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
-from mqfs.net.address import parse_addresses
+from mqfs.net.sockets import parse_addresses
 
 WAITS = ("committed", "published")
 TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")

@@ -14,10 +14,9 @@ from typing import Any
 
 import attrs
 
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import MULTI, SINGLE, TOPIC_HEADER, Folder, Origin, Topics, parse
 from mqfs.bridge.importer import NAME_HEADER, Selects
 from mqfs.bridge.link import GroupLink
-from mqfs.bridge.names import MULTI, SINGLE, TOPIC_HEADER, Origin, Topics, parse
 from mqfs.client import Claim, Claims, Message
 from mqfs.client.large import PIECE_BYTES, LargeMessage
 from mqfs.client.subscription import CursorSubscription
@@ -25,7 +24,7 @@ from mqfs.client.types import File
 from mqfs.errors import BadConfig, BadRequest, Busy, Disconnected, DiskFailed, FellBehind, NotFound, Stale
 from mqfs.records.headers import TTL
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.quoting import quote_word
+from mqfs.syntax.lines import quote_word
 
 log = logging.getLogger("mqfs.bridge")
 

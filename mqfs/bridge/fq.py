@@ -27,14 +27,14 @@ import attrs
 
 from mqfs.bridge.link import LATER, GroupLink
 from mqfs.client import Outgoing
-from mqfs.client.backoff import Backoff
+from mqfs.client.waiting import Backoff
 from mqfs.errors import BadCommand, BadConfig, BadName, Denied, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
 from mqfs.limits import FQ_HOPS, PROGRAM_BYTES
-from mqfs.net.certificates import client_context
 from mqfs.net.sockets import detect_dead_host
-from mqfs.syntax.escape import escape
+from mqfs.net.tls import client_context
+from mqfs.syntax.names import escape
 
 log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18

@@ -20,11 +20,22 @@ from typing import IO, NamedTuple
 import attrs
 
 from mqfs import limits
-from mqfs.bridge.folder import Changes, Folder, NotPlain
+from mqfs.bridge.folder import (
+    DIRECT,
+    SINGLE,
+    TOPIC_HEADER,
+    Changes,
+    Folder,
+    Name,
+    NotPlain,
+    Origin,
+    Topics,
+    id_of,
+    parse,
+)
 from mqfs.bridge.link import LATER, GroupLink, discarded
-from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
 from mqfs.client.large import PIECE_BYTES
-from mqfs.client.outgoing import Outgoing
+from mqfs.client.publisher import Outgoing
 from mqfs.errors import Again, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, StreamFull, TooLong
 
 log = logging.getLogger("mqfs.bridge")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, TypeVar, cast
 
-from mqfs.client.backoff import Backoff
 from mqfs.client.client import Client
 from mqfs.client.message import Receipt
-from mqfs.client.outgoing import Outgoing
+from mqfs.client.publisher import Outgoing
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.types import File, read_whole
+from mqfs.client.waiting import Backoff
 from mqfs.errors import (
     Again,
     BadName,
@@ -36,8 +36,8 @@ from mqfs.errors import (
 from mqfs.model import QTDIR
 from mqfs.ninep.client import connection as ninep
 from mqfs.ninep.client.machine import check
+from mqfs.syntax.lines import split
 from mqfs.syntax.patterns import Words
-from mqfs.syntax.quoting import split
 
 T = TypeVar("T")
 

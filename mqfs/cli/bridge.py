@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mqfs.cli import arguments
+from mqfs.cli import common
 from mqfs.errors import BadConfig
 
 
@@ -25,14 +25,14 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
 
 def _more_than_0(context: click.Context, option: click.Parameter, value: str) -> int:
     """As arguments.duration, of a time that is not 0."""
-    if not (ns := arguments.duration(context, option, value)):
+    if not (ns := common.duration(context, option, value)):
         raise click.BadParameter(f"{value!r} (expected more than 0)")
     return ns
 
 
 @bridge.command()
 @click.argument("folder", metavar="DIR")
-@click.argument("address", callback=arguments.addresses)
+@click.argument("address", callback=common.addresses)
 @click.argument("group")
 @click.option("--in", "direction", flag_value="in", help="Carry from the folder into the group only.")
 @click.option("--out", "direction", flag_value="out", help="Carry from the group into the folder only.")
@@ -68,7 +68,7 @@ def _more_than_0(context: click.Context, option: click.Parameter, value: str) ->
     help="Lifetime of exported messages for one worker.",
 )  # fmt: skip
 @click.option(
-    "--window", default="10m", callback=arguments.duration, metavar="DURATION", show_default=True,
+    "--window", default="10m", callback=common.duration, metavar="DURATION", show_default=True,
     help="Minimum 'dedup' of the group.",
 )  # fmt: skip
 @click.option("--expire", is_flag=True, help="Remove expired files.")
@@ -82,7 +82,7 @@ def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool,
 
     Runs until SIGTERM or SIGINT. May be killed at any moment, and run several times.
     """
-    from mqfs.bridge.names import Topics  # here, so that the other commands need none of it
+    from mqfs.bridge.folder import Topics  # here, so that the other commands need none of it
     from mqfs.bridge.run import Options, run
     from mqfs.server.logs import set_up
 
@@ -125,7 +125,7 @@ def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
 @click.argument("broker", metavar="HOST:PORT", callback=_broker)
 @click.argument("exchange")
 @click.argument("program")
-@click.argument("address", callback=arguments.addresses)
+@click.argument("address", callback=common.addresses)
 @click.option(
     "--node", required=True, callback=_node, metavar="IPV4", help="IPv4 address of the local broker (its --fq-node)."
 )

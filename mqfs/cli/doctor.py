@@ -19,7 +19,7 @@ from typing import NamedTuple
 import click
 
 from mqfs import errors, ring
-from mqfs.cli.users import become_owner
+from mqfs.cli.common import become_owner
 from mqfs.net.tokens import read_entries
 from mqfs.records import batch
 from mqfs.ring.server import fd_keeper
@@ -87,7 +87,7 @@ def _text(value: object) -> str | None:
 
 def _user(path: str | None, replica: str | None) -> Iterator[Finding]:
     """Be who the server is: what root may read and write says nothing of that user."""
-    for name in ("mqfs.fuse.mount", *(["mqfs.replica.engines", "mqfs.replica.objects"] if replica else [])):
+    for name in ("mqfs.fuse.mount", *(["mqfs.replica.log", "mqfs.replica.objects"] if replica else [])):
         with contextlib.suppress(ImportError, errors.MountError):
             importlib.import_module(name)  # here, as the installation may be closed to that user
     if path is not None and (user := become_owner(path)):
@@ -240,7 +240,7 @@ def _tokens(path: str) -> Iterator[Finding]:
 
 def _replica(url: str) -> Iterator[Finding]:
     """Whether an engine answers and can fence, and what it promises. Files are not made: they would be this user's."""
-    from mqfs.replica.engines import open_log  # here, as it needs the package of its engine
+    from mqfs.replica.log import open_log  # here, as it needs the package of its engine
 
     if (is_file := url.startswith("file://")) and importlib.util.find_spec("obstore") is not None:
         folder = os.path.realpath(url.removeprefix("file://"))

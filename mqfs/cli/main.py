@@ -19,8 +19,8 @@ import click
 import mqfs
 from mq_tools import completion
 from mq_tools.cli_types import open_standard_files, output_failed, usage_error
-from mqfs.cli import arguments
-from mqfs.cli.users import become_owner
+from mqfs.cli import common
+from mqfs.cli.common import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import command_line, join, read_file
 
@@ -83,7 +83,7 @@ def check(store: str, fix: bool) -> int:
 
     With --fix root acts as the owner of the store.
     """
-    from mqfs.server.progress import Progress  # here, so that the other commands need none of it
+    from mqfs.server.logs import Progress  # here, so that the other commands need none of it
     from mqfs.store import check as checks
 
     def report(line: str) -> None:
@@ -153,7 +153,7 @@ def bench(**options: Any) -> int:
 @command.command()
 @click.argument("store")
 @click.option(
-    "--wait", "wait_s", default="60s", callback=arguments.wait_s, metavar="DURATION", show_default=True,
+    "--wait", "wait_s", default="60s", callback=common.wait_s, metavar="DURATION", show_default=True,
     help="Time to wait for the takeover.",
 )  # fmt: skip
 def promote(store: str, wait_s: float) -> int:
@@ -208,10 +208,10 @@ def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) ->
     It is a store of its own: it has a new uuid, and the log is left as it is. Root acts as the owner of STORE, or of
     the directory that it is made in.
     """
-    from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
+    from mqfs.replica.log import open_log  # here, so that the other commands need none of it
     from mqfs.replica.restore import Point
     from mqfs.replica.restore import restore as make
-    from mqfs.server.progress import Progress
+    from mqfs.server.logs import Progress
 
     point = Point() if until is None else parse_point(until)
     log = open_log(url, create=False)

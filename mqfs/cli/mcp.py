@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import anyio
 import click
 
-from mqfs.cli import arguments
+from mqfs.cli import common
 from mqfs.client import Message, aio
 from mqfs.client.aio import AsyncClaim, AsyncClaims, AsyncGroup
 from mqfs.errors import (
@@ -37,7 +37,7 @@ from mqfs.errors import (
     TooLong,
 )
 from mqfs.model import NEVER
-from mqfs.syntax.escape import stream_name
+from mqfs.syntax.names import stream_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ Unsettled claims go to others when you end. `tail` and `history` look without cl
 
 @click.command()
 @click.option(
-    "--at", "address", callback=arguments.addresses, metavar="ADDRESS",
+    "--at", "address", callback=common.addresses, metavar="ADDRESS",
     help="Address of the server; else $MQFS_ADDRESS, ./mqfs.sock.",
 )  # fmt: skip
 @click.option("--group", default=GROUP, metavar="PATH", show_default=True, help="Group; made where it is missing.")

@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import click
 
-from mqfs.cli import arguments
+from mqfs.cli import common
 from mqfs.cli.bridge import secret
 from mqfs.errors import MqfsError
-from mqfs.net.address import UnixAddress, parse_addresses
+from mqfs.net.sockets import UnixAddress, parse_addresses
 
 log = logging.getLogger("mqfs.mount")
 
@@ -32,10 +32,10 @@ class Options:
 
 
 @click.command()
-@click.argument("address", metavar="ADDRESS[,ADDRESS...]", callback=arguments.addresses)
+@click.argument("address", metavar="ADDRESS[,ADDRESS...]", callback=common.addresses)
 @click.argument("directory", metavar="DIR")
 @click.option(
-    "--patience", "patience_s", default="60s", callback=arguments.duration_s, metavar="DURATION", show_default=True,
+    "--patience", "patience_s", default="60s", callback=common.duration_s, metavar="DURATION", show_default=True,
     help="Time to wait for a server that is gone, before calls fail.",
 )  # fmt: skip
 @click.option(

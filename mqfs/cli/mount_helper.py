@@ -23,9 +23,9 @@ import attrs
 
 from mq_tools.cli_types import open_standard_files
 from mqfs import limits
-from mqfs.cli.users import become
+from mqfs.cli.common import become
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadStore, MqfsError
-from mqfs.net.address import UnixAddress, parse_address, parse_addresses
+from mqfs.net.sockets import UnixAddress, parse_address, parse_addresses
 from mqfs.server.options import KINDS, Options, join, read_file
 from mqfs.syntax.duration import parse_duration
 

@@ -100,7 +100,7 @@ def _run(
     options: dict[str, Any], name: str, request: Any, act: Callable[[Any, Any], dict[str, Any]], summary: Any
 ) -> int:
     """Check the request, run `act` in a session, print its result by `summary` or as JSON; the exit code."""
-    from mqfs.server.progress import Progress
+    from mqfs.server.logs import Progress
     from pyspark_mqfs.commands import session
 
     _check(request.check)

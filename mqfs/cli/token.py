@@ -22,9 +22,19 @@ from mqfs.net import identity
 from mqfs.net.tokens import is_token, parse_lines, parse_token, read_bytes
 from mqfs.server.options import read_file
 from mqfs.store.disk import Disk, removed_on_error
-from mqfs.syntax import token_line
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.token_line import MARK, TokenLine, print_line, print_moment, print_path
+from mqfs.syntax.lines import (
+    MARK,
+    TokenLine,
+    digest,
+    new_secret,
+    parse_moment,
+    parse_path,
+    parse_scope,
+    print_line,
+    print_moment,
+    print_path,
+)
 
 _HASHED = re.compile(rb"\s*\S+\s+%b([0-9A-Za-z]{1,32}):" % MARK.encode())  # begins a line
 
@@ -64,16 +74,16 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
     if not note.isprintable():
         raise BadConfig("--note: control characters (expected one line)")
     try:
-        parsed, rights = token_line.parse_path(path), token_line.parse_scope(scope)
+        parsed, rights = parse_path(path), parse_scope(scope)
         until = math.inf if expires is None else _moment(expires)
     except BadCommand as error:
         raise BadConfig("--" + error.detail) from None
     with locked(file, make=True) as lines:
         known = {parse_token(file, number, line).id for number, line in enumerate(lines, 1) if is_token(line)}
-        made, secret = token_line.new_secret()
+        made, secret = new_secret()
         while made in known:
-            made, secret = token_line.new_secret()
-        line = TokenLine(user, made, token_line.digest(secret.encode()), rights, parsed, until, note)
+            made, secret = new_secret()
+        line = TokenLine(user, made, digest(secret.encode()), rights, parsed, until, note)
         lines.append(print_line(line).encode())
     click.echo(secret)
     _warn(file, lines)
@@ -151,7 +161,7 @@ def _unreadable(file: str, error: OSError) -> BadConfig:
 def _moment(word: str) -> float:
     """Raises BadCommand."""
     if not word[:1].isdigit() or word[-1] not in "smhd":
-        return token_line.parse_moment(word)
+        return parse_moment(word)
     try:
         return time.time() + parse_duration(word) / 1e9
     except BadCommand as error:

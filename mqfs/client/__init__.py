@@ -7,10 +7,10 @@ from mqfs.client.group import Group
 from mqfs.client.info import Consumer, ConsumerInfo, ScheduleInfo, Settings, Singles, Stats, StreamStats
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message, Receipt
-from mqfs.client.outgoing import Outgoing
+from mqfs.client.publisher import Outgoing
 from mqfs.client.queue import Queue
 from mqfs.client.types import Subscription
-from mqfs.syntax.escape import escape, unescape
+from mqfs.syntax.names import escape, unescape
 
 __all__ = [
     "LATER",

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from mqfs.client.backoff import Backoff
 from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
 from mqfs.client.prefetch import close_all
 from mqfs.client.types import Link
+from mqfs.client.waiting import Backoff
 from mqfs.errors import BadName, BadRequest, Busy, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
-from mqfs.net.address import UnixAddress, default_address, parse_addresses
-from mqfs.syntax.escape import stream_name
-from mqfs.syntax.names import check_file_name
+from mqfs.net.sockets import UnixAddress, default_address, parse_addresses
+from mqfs.syntax.names import check_file_name, stream_name
 
 TRANSPORTS = ("auto", "ring", "9p")
 SETTINGS_S = 5.0  # for which others may be in the way of settings

@@ -24,7 +24,7 @@ from mqfs.client.waiting import Waiting
 from mqfs.errors import Denied, Disconnected, Exists, FellBehind, Interrupted, MqfsError, NotFound, Stale
 from mqfs.records import headers
 from mqfs.syntax.duration import format_duration
-from mqfs.syntax.quoting import command_lines, quote_word, split
+from mqfs.syntax.lines import command_lines, quote_word, split
 
 log = logging.getLogger("mqfs.client")
 

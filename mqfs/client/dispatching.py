@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from mqfs.client.callbacks import LATER, Handler, Later, Listener, OnError, Registration, Shared
+from mqfs.client.callbacks import LATER, Handler, Later, Listener, OnError, Registration, Shared, Streams, Taking
 from mqfs.client.message import Message
 from mqfs.client.origin import Origin
 from mqfs.client.subscription import all_of, require_name
-from mqfs.client.taking import Streams, Taking
 from mqfs.client.types import File, Filters, Subscription, parse_answer
 from mqfs.errors import BadCommand, BadRequest, MqfsError, NotFound
+from mqfs.syntax.lines import command_lines, quote_word
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
-from mqfs.syntax.quoting import command_lines, quote_word
 
 LATER_S = 0.1  # until a filter is asked again
 LATER_MOST = 1_024  # messages about which it is: with more none is read

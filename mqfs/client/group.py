@@ -9,26 +9,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from mqfs import limits
-from mqfs.client.callbacks import Handler, OnError, Registration, Worker
+from mqfs.client.administration import Services
+from mqfs.client.callbacks import Handler, OnError, Registration, Streams, Worker
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.dispatching import Registry
 from mqfs.client.info import Consumer, seconds
 from mqfs.client.large import BodyWriter, place_of
 from mqfs.client.message import Message, Receipt
 from mqfs.client.origin import Origin
-from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.prefetch import Lease
-from mqfs.client.publisher import Publisher
-from mqfs.client.services import Services
+from mqfs.client.publisher import (
+    Durability,
+    Item,
+    Outgoing,
+    Publisher,
+    PublishOptions,
+    addressed,
+    escaped,
+    is_committed,
+    json_of,
+)
 from mqfs.client.subscription import CursorSubscription, names_of, read_one, require_patterns
-from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription
 from mqfs.errors import BadRequest, NotFound
 from mqfs.syntax.duration import format_moment
-from mqfs.syntax.escape import escape, stream_name
-from mqfs.syntax.names import check_file_name
+from mqfs.syntax.lines import split
+from mqfs.syntax.names import check_file_name, escape, stream_name
 from mqfs.syntax.patterns import Words, has_wildcard
-from mqfs.syntax.quoting import split
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatchReader

@@ -14,7 +14,7 @@ import attrs
 from mqfs.client.types import Duration, Link, Moment, read_whole
 from mqfs.errors import BadRequest, NotFound
 from mqfs.syntax.duration import format_duration, format_moment, parse_duration
-from mqfs.syntax.quoting import command_lines, quote_word, split
+from mqfs.syntax.lines import command_lines, quote_word, split
 
 T = TypeVar("T")
 

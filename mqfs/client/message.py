@@ -12,7 +12,7 @@ from mqfs.model import Kind, Record
 from mqfs.records import headers, record
 from mqfs.records import headers as names
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.escape import is_shortened, stream_name, text_of
+from mqfs.syntax.names import is_shortened, stream_name, text_of
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from mqfs.errors import Disconnected, MqfsError, Stale
-from mqfs.syntax.quoting import command_lines
+from mqfs.syntax.lines import command_lines
 
 if TYPE_CHECKING:
     from mqfs.client.delivery import Claim, Claims

@@ -14,16 +14,15 @@ from contextlib import suppress
 from typing import Any, cast
 
 from mqfs import limits
-from mqfs.client.backoff import FIRST_PAUSE_S
 from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.types import READ_BYTES, File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
-from mqfs.client.waiting import Ready, Waiting
+from mqfs.client.waiting import FIRST_PAUSE_S, Ready, Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, DiskFull, FellBehind, Interrupted, NotFound
 from mqfs.records import headers
+from mqfs.syntax.lines import command_lines, quote_word
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words, compile_selection, has_wildcard
-from mqfs.syntax.quoting import command_lines, quote_word
 
 REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mqfs.client.message import Message
 from mqfs.errors import MqfsError
-from mqfs.ninep.codec.dialect import raised
 from mqfs.ninep.codec.messages import Rerror
+from mqfs.ninep.codec.wire import raised
 
 if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup

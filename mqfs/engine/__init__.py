@@ -11,7 +11,7 @@ Five boxes, each above what it uses:
     retention/       what is kept: how much of each stream, and when the log gives back the room of the rest
     core/            the log of the group with its one writer; alarms, long work in portions, faults
 
-`routing/` says which messages a reader is for, `language/` what is written to the files. Neither changes anything.
+`routing.py` says which messages a reader is for, `language/` what is written to the files. Neither changes anything.
 group.py and stream.py compose the boxes: a group is one log, a stream is a number in its records.
 
 The life of a message, with the module that does each step:
@@ -19,7 +19,7 @@ The life of a message, with the module that does each step:
     write()             files/stream.py           the bytes become one message, or several under `data line`
     admission           publishing/admission.py   rights, `depth`, `full`, an id seen before
     the record          core/log.py               appended; only then does the state say so
-    held back           core/shown.py             under `sync replica` only: until the replica has it
+    held back           core/log.py               under `sync replica` only: until the replica has it
     counted             retention/retained.py     the stream keeps one more; an older one may go
     handed over         delivery/fanout.py        to the reads that wait: readers, `order`, views, cursors, consumers
     synced              publishing/publisher.py   the writer waits for the commit, as `sync` says

@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.core.faults import Refusals, Refused
-from mqfs.engine.core.log import GroupCounts, GroupLog
+from mqfs.engine.core.log import GroupCounts, GroupLog, ShownLog
 from mqfs.engine.core.portions import CommandQueue, Portions
-from mqfs.engine.core.shown import ShownLog
+from mqfs.engine.core.timers import Refusals, Refused
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.delivery.registry import Consumers
@@ -26,7 +25,7 @@ from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.transactions import Transactions
 from mqfs.engine.retention.retention import Retention, is_per_key, renew_newest
-from mqfs.engine.routing.views import ViewRegistry
+from mqfs.engine.routing import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, QTDIR, Qid, User
 from mqfs.state import group as group_state

@@ -14,13 +14,13 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import Numbered, W, X, bits_for_writers, require
 from mqfs.engine.publishing.batch import StagedBatch
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import NotPermitted
 from mqfs.model import QTDIR, QTFILE, Qid, User
 from mqfs.state import group as group_state
 from mqfs.state.group import Attributes
-from mqfs.syntax.token_line import print_path
+from mqfs.syntax.lines import print_path
 
 
 class MetaFile(NamedTuple):

@@ -36,9 +36,8 @@ from mqfs.records import headers
 from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import FairQueue, TimeSlice
 from mqfs.serving.stream import Gone, SocketStream
-from mqfs.syntax.cache import cache_short
 from mqfs.syntax.duration import parse_number
-from mqfs.syntax.escape import text_of
+from mqfs.syntax.names import cache_short, text_of
 
 log = logging.getLogger("mqfs.fq")
 WHOLE = 1 << 30  # bytes of a read: all there is

@@ -28,9 +28,8 @@ from mqfs.errors import BadCommand, Exists, MqfsError, NotFound
 from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns, points
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
-from mqfs.syntax.escape import escape, escape_prefix, text_of
-from mqfs.syntax.names import check_name
-from mqfs.syntax.quoting import command_lines, quote
+from mqfs.syntax.lines import command_lines, quote
+from mqfs.syntax.names import check_name, escape, escape_prefix, text_of
 
 if TYPE_CHECKING:
     from mqfs.fq.connection import Client

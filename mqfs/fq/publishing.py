@@ -22,7 +22,7 @@ from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
 from mqfs.model import Step, User, Wait
 from mqfs.records import headers
-from mqfs.syntax.escape import escape
+from mqfs.syntax.names import escape
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
 _FRAME = struct.Struct("<IHH")  # of `.batch`

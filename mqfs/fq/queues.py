@@ -15,8 +15,8 @@ import attrs
 from mqfs import limits
 from mqfs.errors import NotPermitted
 from mqfs.model import User
-from mqfs.syntax.escape import escape
-from mqfs.syntax.quoting import quote
+from mqfs.syntax.lines import quote
+from mqfs.syntax.names import escape
 
 if TYPE_CHECKING:
     from mqfs.fq.connection import Client

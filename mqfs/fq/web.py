@@ -23,14 +23,13 @@ from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue, Refused, owns, point, points
 from mqfs.fq.users import Users
 from mqfs.http.answers import JSON, Answer, as_json
-from mqfs.http.call import Call
 from mqfs.http.gate import name_of
-from mqfs.http.route import MESSAGE, Route, Sends
+from mqfs.http.route import MESSAGE, Call, Route, Sends
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
 from mqfs.model import User
 from mqfs.serving.await_step import answered, await_step
-from mqfs.syntax.quoting import quote
+from mqfs.syntax.lines import quote
 
 KIND = "fq"
 WEB = b"_web"  # who sends what says no sender

@@ -1,8 +1,8 @@
 """The FUSE front end: the tree as a mounted file system.
 
-The server uses `FuseMount` of mount.py only. device_loop.py answers reads and writes on the device, handlers.py other
-requests there, operations.py those that make, change, open or remove files. device.py has the waiting requests,
-nodes.py the kernel's numbers of files, protocol.py the structs. pyfuse3 agrees with the kernel on the protocol.
+The server uses `FuseMount` of mount.py only. device_loop.py answers reads and writes on the device, handlers.py all
+other requests. device.py has the waiting requests, backend.py the tree and the kernel's numbers of files, protocol.py
+the structs. pyfuse3 agrees with the kernel on the protocol.
 
 Without pyfuse3, or the library that it needs, its import raises MountError.
 """

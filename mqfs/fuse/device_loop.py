@@ -2,7 +2,7 @@
 
 One task drains the device while the mount lives. Reads, writes and interrupts are answered here, polls, locks, syncs,
 lookups and listings in handlers.py, all without a coroutine a request. Requests that make, change, open or remove files
-have a task each, in operations.py. What never waits is passed to libfuse (and so to pyfuse3) through a socket pair: the
+have a task each, in handlers.py. What never waits is passed to libfuse (and so to pyfuse3) through a socket pair: the
 agreement on the protocol, amended, and links, which are refused. The meaning of a file is its handle's.
 
 Why not pyfuse3 alone: it ignores interrupts, so a parked reader could not even be killed, and the next message would go
@@ -22,12 +22,10 @@ from functools import partial
 import trio
 
 from mqfs import errors, limits
-from mqfs.fuse import operations, protocol
-from mqfs.fuse.backend import Backend
+from mqfs.fuse import handlers, protocol
+from mqfs.fuse.backend import Backend, File, Files, Nodes
 from mqfs.fuse.device import Device, ParkedRequests, Request
-from mqfs.fuse.handlers import Handlers
-from mqfs.fuse.nodes import File, Files, Nodes
-from mqfs.fuse.operations import Operations
+from mqfs.fuse.handlers import Handlers, Operations
 from mqfs.store.api import Handle
 
 log = logging.getLogger("mqfs.fuse")
@@ -199,7 +197,7 @@ class DeviceLoop:
         thread = protocol.U32.unpack_from(self.device.buffer, protocol.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
-            file.process = operations.membership(thread)[0] if thread else 0  # 0: of another pid namespace
+            file.process = handlers.membership(thread)[0] if thread else 0  # 0: of another pid namespace
         file.handle.reader_pid = file.process
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:

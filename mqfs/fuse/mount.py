@@ -27,9 +27,8 @@ import trio
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
-from mqfs.fuse.backend import Backend, LocalTree
+from mqfs.fuse.backend import Backend, Files, LocalTree, Nodes
 from mqfs.fuse.device_loop import DeviceLoop
-from mqfs.fuse.nodes import Files, Nodes
 
 log = logging.getLogger("mqfs.fuse")
 ABORTED = "{} s: a mount in which a read waits longer is aborted"

@@ -24,11 +24,10 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import Interrupted, MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, NoLength, TooSlow, Unauthorized
-from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.cloud_events import is_structured
 from mqfs.http.gate import OPEN, is_encrypted
 from mqfs.http.publishing import is_plain, keys, place_of, publish, publish_to, put_there
-from mqfs.http.route import Route
+from mqfs.http.route import Call, Route, TimedOut, Traffic
 from mqfs.http.routes import Table
 from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser

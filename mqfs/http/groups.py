@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 
 from mqfs import limits
 from mqfs.engine.files import status as status_files
-from mqfs.engine.files.kept import SnapshotHandle
+from mqfs.engine.files.stream import SnapshotHandle
 from mqfs.engine.group import Group
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotFound
 from mqfs.http import reading
@@ -38,7 +38,7 @@ from mqfs.http.answers import (
     as_json,
     json_answer,
 )
-from mqfs.http.call import WHOLE, Call
+from mqfs.http.route import WHOLE, Call
 
 T = TypeVar("T")
 

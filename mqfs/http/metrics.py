@@ -21,7 +21,7 @@ from mqfs.engine.stream import Stream
 from mqfs.engine.tree.attributes import permit, permit_walk
 from mqfs.errors import Denied, MqfsError, NotFound
 from mqfs.http.answers import NO_STORE, Answer, accepted
-from mqfs.http.call import Call
+from mqfs.http.route import Call
 from mqfs.model import NEVER
 from mqfs.store.api import Histogram
 from mqfs.syntax.patterns import compile_pattern

@@ -16,8 +16,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, NotFound
 from mqfs.http import groups
 from mqfs.http.answers import CONTENT_TYPE, FORMATS, JSON, NO_STORE, Answer, Headers
-from mqfs.http.call import Call
-from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route
+from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Call, Route
 from mqfs.model import User
 
 # ---------------------------------------------------------------- the options of the table of routes

@@ -35,9 +35,9 @@ from mqfs.errors import (
 )
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, LongReply, NoReply, base64_body, media_type
-from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, with_stream, write
 from mqfs.http.reading import message_of
+from mqfs.http.route import WHOLE, Call, TimedOut
 from mqfs.http.target import absent
 from mqfs.model import Step, Wait
 from mqfs.records import headers

@@ -21,10 +21,10 @@ from mqfs.engine.stream import Stream
 from mqfs.errors import BadCommand, BadRequest, Damaged, FellBehind, Interrupted, MqfsError, NotFound, OverLimit
 from mqfs.http import answers, cloud_events, target
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
-from mqfs.http.call import WHOLE, Call, TimedOut
+from mqfs.http.route import WHOLE, Call, TimedOut
 from mqfs.model import Step, Wait
 from mqfs.records.record import HEAD
-from mqfs.syntax.quoting import command_lines, quote_word
+from mqfs.syntax.lines import command_lines, quote_word
 
 PIECE_BYTES = 65_536  # of an answer that are sent at once
 RECORD_BYTES = 256 << 10  # of one read in `format record`

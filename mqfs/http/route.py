@@ -1,17 +1,129 @@
-"""One row of the table of routes."""
+"""One row of the table of routes; and one request on its way through the front end: its user, its subject, its options,
+and how a call may wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attrs
 
 from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, TooLong
 from mqfs.http.answers import Answer
-from mqfs.http.call import Call
-from mqfs.http.target import Path
+from mqfs.http.target import Path, Target
 from mqfs.http.wire import Request
+from mqfs.model import User
+from mqfs.quotas import counted
+from mqfs.syntax.duration import parse_duration, parse_number
+
+if TYPE_CHECKING:
+    from mqfs.http.connection import Connection
+
+T = TypeVar("T")
+WHOLE = 1 << 30  # bytes of a read: all there is
+
+
+class TimedOut(Exception):
+    """A bounded wait timed out. Nothing was done."""
+
+
+class Traffic(NamedTuple):
+    """Counters of the front end. `requests`: answered, by method and status; `streams`: endless answers, by now."""
+
+    requests: Mapping[tuple[str, int], int]
+    streams: int
+
+
+@attrs.define
+class Call:
+    """A request with its user and its target."""
+
+    front: Connection
+    user: User
+    account: Hashable
+    request: Request
+    path: Path
+    target: Target
+
+    @property
+    def tree(self) -> Tree:
+        return self.front.tree
+
+    @property
+    def owner(self) -> Hashable:
+        """The account that it is charged to: a user; without a token the block of the client's address."""
+        return counted(self.account) if self.user.grant is None else self.user.uid
+
+    @property
+    def group(self) -> Any:
+        """The group of its target."""
+        return self.target.node.group
+
+    @property
+    def body(self) -> bytes:
+        return self.request.body
+
+    @property
+    def site(self) -> str:
+        """The server's URL without a path, as its client has it."""
+        scheme = "https" if self.front.is_encrypted(self.request) else "http"
+        return f"{scheme}://{self.request.headers.get('host', 'localhost')}"
+
+    def own(self, name: str) -> Any:
+        """A file of the group's own."""
+        return self.tree.walk(self.user, self.group, name)
+
+    def has_tag(self, tag: str) -> bool:
+        """Whether the client has the version with that entity tag."""
+        known = [word.strip().removeprefix("W/") for word in self.request.headers.get("if-none-match", "").split(",")]
+        return tag in known or "*" in known
+
+    # ------------------------------------------------------------ options
+
+    def check_options(self, known: tuple[str, ...]) -> None:
+        """Raises BadRequest where one is not known; "h-" stands for all names that begin so, "*" for any."""
+        if "*" in known:
+            return
+        for name, _ in self.path.options:
+            if name not in known and not (name.startswith("h-") and "h-" in known):
+                raise BadRequest(f"unknown option {name!r} (expected one of: {' '.join(known) or 'none'})")
+
+    def option(self, name: str, header: str = "") -> str | None:
+        """The value in the query, else of a header."""
+        for key, value in self.path.options:
+            if key == name:
+                return value
+        return self.request.headers.get(header) if header else None
+
+    def flag(self, name: str, header: str = "") -> bool:
+        """`name`, `name=yes`; `name=no` is as none."""
+        value = self.option(name, header)
+        if value in (None, "no", "false", "0"):
+            return False
+        if value in ("", "yes", "true", "1"):
+            return True
+        raise BadRequest(f"{name} {value!r} (expected yes or no)")
+
+    def number(self, name: str, most: int) -> int | None:
+        """A count from 1. Raises BadRequest, TooLong."""
+        word = self.option(name)
+        if word is None:
+            return None
+        value = parse_number(word)
+        if not value:
+            raise BadRequest(f"{name} 0 (expected at least 1)")
+        if value > most:
+            raise TooLong(f"{name} {value} (expected at most {most})")
+        return value
+
+    def seconds(self, name: str, most: float = limits.HTTP_WAIT_MOST_S) -> float | None:
+        """A duration, cut to a bound."""
+        word = self.option(name)
+        return None if word is None else min(parse_duration(word) / 1e9, most)
+
 
 # What a body may be.
 MESSAGE, BATCH, STAGED, LINES, COMMANDS = "message", "batch", "staged", "lines", "commands"

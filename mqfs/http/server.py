@@ -19,14 +19,14 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import OverLimit
 from mqfs.http.answers import Answer
-from mqfs.http.claims import Claims
 from mqfs.http.connection import Connection
+from mqfs.http.consuming import Claims
 from mqfs.http.gate import BrowserRules, Gate, Proxies
 from mqfs.http.routes import TREE, Table
 from mqfs.http.wire import Request
 from mqfs.model import Grant
-from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.peer import Peer
+from mqfs.net.sockets import Address, TcpAddress, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.tls import TlsCalls
 from mqfs.quotas import UserLimits
 from mqfs.serving.accept import Acceptor, Listener

@@ -13,12 +13,12 @@ from mqfs import limits
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.nodes import PartFolder, SnapshotNode, StagedStream, TakeFile, TxnCtl
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, NotDirectory, NotFound
 from mqfs.model import User
-from mqfs.syntax.cache import cache_short
+from mqfs.syntax.names import cache_short
 
 OWN = {
     ".health": "health",

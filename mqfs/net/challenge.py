@@ -21,7 +21,7 @@ import secrets
 from typing import NamedTuple
 
 from mqfs.errors import BadRequest, Denied
-from mqfs.syntax.token_line import digest, id_of
+from mqfs.syntax.lines import digest, id_of
 
 NAME = "hmac-sha256"
 NO_ID = "-"

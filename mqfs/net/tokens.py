@@ -1,7 +1,7 @@
 """Tokens: secrets that identify TCP clients, each written to the fid of a Tauth.
 
 `Tokens` reads its file again when it changed. `Proof` is the state of one such fid. The server chooses the
-connections that may use tokens. The format of the file is in syntax/token_line.py.
+connections that may use tokens. The format of the file is in syntax/lines.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqfs.net import audit, challenge, identity
 from mqfs.net.audit import Audit
 from mqfs.net.challenge import Answer
 from mqfs.net.identity import NONUNAME, NotAnswered
-from mqfs.syntax.token_line import TokenLine, digest, id_of, parse_line
+from mqfs.syntax.lines import TokenLine, digest, id_of, parse_line
 
 log = logging.getLogger("mqfs.tokens")
 _NO_DIGEST = bytes(32)

@@ -48,7 +48,7 @@ from mqfs.ninep.server.resumable import (
     STATE,
     TAKES,
     WRITABLE,
-)  # fmt: skip
+)
 from mqfs.remote.ahead import ReadAhead, open_state
 from mqfs.remote.channels import REOPEN_PAUSES_S, PutChannel, next_id, read_dedup, with_id
 from mqfs.remote.link import Link

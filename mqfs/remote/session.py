@@ -26,14 +26,13 @@ import trio
 from mqfs import limits
 from mqfs.errors import Disconnected, DiskFailed, Interrupted, MqfsError, NotFound, OverLimit
 from mqfs.model import Qid, Step, User, Wait
-from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.identity import user_name
+from mqfs.net.sockets import UnixAddress, parse_address
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.machine import check
-from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import Dialect
 from mqfs.ninep.server.resumable import MARK
 from mqfs.remote.link import Link
 
@@ -497,7 +496,7 @@ class Session:
                 if now - link.heard_s > SILENT_S:
                     link.lose(f"no answer in {SILENT_S:g} s")
                 else:
-                    link.send_one(linux.Tgetattr(0, link.machine.root, 1), lambda reply: None)
+                    link.send_one(m.Tgetattr(0, link.machine.root, 1), lambda reply: None)
 
     def _end_cancelled(self) -> None:
         for call in [call for call in self.pending if call.cancelled]:

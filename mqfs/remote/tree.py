@@ -1,18 +1,27 @@
-"""The calls on names of a server's tree: looking up, making, removing, listing, opening.
+"""The calls on names of a server's tree: looking up, making, removing, listing, opening, locking.
 
 A file is known by its path, and checked by its number: one that was removed, and another made of its name, is Stale.
 So nothing is kept at the server for a name, and nothing need be found again after a restart. The server decides what
 each user may do: its files are walked from the fid that attached as that user.
+
+A file is locked first among the processes of this mount, then at the server, where others see it. Over 9P there is one
+kind of lock, and no wait for one. So flock(2) is a lock of one byte that no file reaches, and a lock that is waited for
+is asked for again and again. After a restart the locks that are held are taken again.
+
+    process -- take --> MountLocks -- granted there --> Tlock, again while BLOCKED --> granted
+                            ^                             |  refused, interrupted
+                            +-------- restore ------------+
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import attrs
@@ -23,21 +32,205 @@ from mqfs.engine.files.status import TEXTS
 from mqfs.engine.language.permissions import require
 from mqfs.engine.nodes import FOLDERS, META_FILES
 from mqfs.errors import Exists, MqfsError, NotDirectory, NotFound, NotPermitted, Stale
-from mqfs.model import QTDIR, Qid, Stat, Step, User
+from mqfs.model import QTDIR, Qid, Stat, Step, User, Wait
 from mqfs.ninep.client.machine import check, stat_of_attributes
-from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.linux_messages import AT_REMOVEDIR, GETATTR_BASIC, SET_GID, SET_MODE, SET_UID
-from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.messages import (
+    AT_REMOVEDIR,
+    GETATTR_BASIC,
+    READ_LOCK,
+    SET_GID,
+    SET_MODE,
+    SET_UID,
+    UNLOCK,
+    WRITE_LOCK,
+    Fcall,
+)
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.quotas import UserLimits
 from mqfs.remote.ahead import open_state
 from mqfs.remote.channels import PutChannels
 from mqfs.remote.files import OpenFile
 from mqfs.remote.link import Link
-from mqfs.remote.locks import RemoteLocks
 from mqfs.remote.session import Procedure, Session, arrive, drop, near, walk
 from mqfs.serving.await_step import await_step
+from mqfs.state.file_locks import END, Held, Key, Locks
+
+if TYPE_CHECKING:
+    from mqfs.remote.files import OpenFile
+
+log = logging.getLogger("mqfs.mount")
+FLOCK_BYTE = 1 << 62  # of a file: POSIX locks end below it
+ASK_S, ASK_MOST_S = 0.01, 0.2  # between two requests for a lock that another client holds, doubling
+
+
+class MountLocks(Locks):
+    """The locks of this mount's processes, each with the open file through which it was taken."""
+
+    def owned(self, key: Key, owner: Any) -> list[Held]:
+        """What an owner holds of a file."""
+        ranges = self._held.get(key)
+        return [] if ranges is None else list(ranges._owned.get(owner, ()))
+
+    def taken_through(self, file: OpenFile) -> Iterator[tuple[Key, Held]]:
+        for key in keys_of(file):
+            if (ranges := self._held.get(key)) is not None:
+                for lock in ranges.through(file):
+                    yield key, lock
+
+    def restore(self, key: Key, taken: Held, before: list[Held]) -> None:
+        """Undo a take: the owner has of that range what it had before."""
+        self._cut(key, taken.owner, taken.start, taken.end)
+        for lock in before:
+            self._put(key, lock)
+        self._serve(key, taken.start, taken.end)
+
+
+class LockRequest(Wait[bool]):
+    """A lock that is taken: here, then at the server. Its result: whether it was granted."""
+
+    __slots__ = ("_before", "_file", "_key", "_locks", "_step", "_wait", "_wanted")
+
+    def __init__(
+        self, locks: RemoteLocks, file: OpenFile, key: Key, wanted: Held, before: list[Held], wait: bool
+    ) -> None:
+        """`before`: what its owner holds of that range. Raises OverLimit."""
+        super().__init__(lambda _: self._step.cancel())
+        self._locks, self._file, self._key, self._wanted, self._wait = locks, file, key, wanted, wait
+        self._before = before
+        step = locks.local.take(key, wanted, wait=wait)
+        if isinstance(step, Wait):
+            self._step: Wait[Any] = step
+            step.subscribe(self._ask)
+        elif step is False:
+            self.resolve(False)
+        else:
+            self._ask(None)
+
+    def _ask(self, _: object) -> None:
+        locks = self._locks
+        self._step = call = locks.session.call(partial(_take, self._file, self._key, self._wanted, self._wait))
+        call.subscribe(self._answered)
+
+    def _answered(self, call: Wait[bool]) -> None:
+        locks, key, wanted, error = self._locks, self._key, self._wanted, None
+        try:
+            granted = call.result()
+        except MqfsError as failure:
+            granted, error = False, failure
+        if not granted:
+            locks.local.restore(key, wanted, self._before)
+        if error is None:
+            self.resolve(granted)
+            return
+        if not self._before:  # it may have been granted, or taken again after a restart
+            locks.session.call(partial(_release, self._file, key, wanted))
+        self.fail(error)
+
+
+class RemoteLocks:
+    """The locks that processes of this mount hold or wait for."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.local = session, MountLocks()
+
+    def __len__(self) -> int:
+        return len(self.local)
+
+    def conflict(self, file: OpenFile, key: Key, wanted: Held) -> Step[Held | None]:
+        """A lock of another that stands in the way."""
+        mine = self.local.conflict(key, wanted)
+        if mine is not None:
+            return mine
+        return self.session.call(partial(_conflict, file, key, wanted))
+
+    def take(self, file: OpenFile, key: Key, wanted: Held, *, wait: bool) -> Step[bool]:
+        """Take a lock; False: another has one in its way, and it is not to be waited for. Raises OverLimit."""
+        own = self.local.owned(key, wanted.owner)
+        if key.flock and own and own[0].exclusive != wanted.exclusive:  # released first, as flock(2) says
+            self.release(file, key, wanted.owner)
+            own = []
+        before = [
+            lock._replace(start=max(lock.start, wanted.start), end=min(lock.end, wanted.end))
+            for lock in own
+            if lock.start < wanted.end and wanted.start < lock.end
+        ]
+        wanted = wanted._replace(through=file, pid=own[0].pid if own else wanted.pid)  # the server knows owners by both
+        return LockRequest(self, file, key, wanted, before, wait)
+
+    def release(self, file: OpenFile, key: Key, owner: Any, start: int = 0, end: int = END) -> Step[None]:
+        """Release what an owner holds of a range. Raises OverLimit."""
+        own = self.local.owned(key, owner)
+        self.local.release(key, owner, start, end)
+        if not any(lock.start < end and start < lock.end for lock in own):
+            return None
+        return self.session.call(partial(_release, file, key, Held(owner, False, start, end, own[0].pid)))
+
+    def retake(self, file: OpenFile, fid: int) -> Procedure[None]:
+        """Take the locks of an open file again, at a server that started again."""
+        locks = list(self.local.taken_through(file))
+        if not locks:
+            return
+        replies: Any = yield [_request(fid, key, lock) for key, lock in locks]
+        for reply in replies:
+            if getattr(reply, "status", 1):
+                log.warning("%s: lock lost: another took it while the server was gone", file.node.name)
+
+    def forget(self, file: OpenFile) -> None:
+        """An open file was closed: its locks went with it."""
+        for key in keys_of(file):
+            self.local.release_through(key, file)
+
+
+def keys_of(file: OpenFile) -> tuple[Key, Key]:
+    ino = file.node.qid.path
+    return Key(ino, False), Key(ino, True)
+
+
+def _conflict(file: OpenFile, key: Key, wanted: Held, link: Link, repeated: bool) -> Procedure[Held | None]:
+    kind = WRITE_LOCK if wanted.exclusive else READ_LOCK
+    start, length = _range(key, wanted)
+    (reply,) = yield [m.Tgetlock(0, file.require_fid(), kind, start, length, wanted.pid, _client(wanted))]
+    it: Any = check(reply)
+    if it.type == UNLOCK:
+        return None
+    end = it.start + it.length if it.length else FLOCK_BYTE
+    return Held(None, it.type == WRITE_LOCK, it.start, end, it.proc_id)
+
+
+def _take(file: OpenFile, key: Key, wanted: Held, wait: bool, link: Link, repeated: bool) -> Procedure[bool]:
+    pause_s = ASK_S
+    while True:
+        (reply,) = yield [_request(file.require_fid(), key, wanted)]
+        if not check(reply).status:  # type: ignore[attr-defined]
+            return True
+        if not wait:
+            return False
+        yield pause_s
+        pause_s = min(pause_s * 2, ASK_MOST_S)
+
+
+def _release(file: OpenFile, key: Key, lock: Held, link: Link, repeated: bool) -> Procedure[None]:
+    if file.link is link:
+        yield [_request(file.fid, key, lock, UNLOCK)]
+
+
+def _client(lock: Held) -> str:
+    return f"{lock.owner:x}"
+
+
+def _range(key: Key, lock: Held) -> tuple[int, int]:
+    """Start and length, as 9P has them."""
+    if key.flock:
+        return FLOCK_BYTE, 1
+    return lock.start, min(lock.end, FLOCK_BYTE) - lock.start
+
+
+def _request(fid: int, key: Key, lock: Held, kind: int | None = None) -> Fcall:
+    if kind is None:
+        kind = WRITE_LOCK if lock.exclusive else READ_LOCK
+    start, length = _range(key, lock)
+    return m.Tlock(0, fid, kind, 0, start, length, lock.pid if lock.pid < 1 << 32 else 0, _client(lock))
 
 
 class RemoteNode:
@@ -118,7 +311,7 @@ class RemoteListing:
         try:
             offset = 0
             while True:
-                (reply,) = yield [linux.Treaddir(0, fid, offset, link.machine.msize - READ_OVERHEAD)]
+                (reply,) = yield [m.Treaddir(0, fid, offset, link.machine.msize - READ_OVERHEAD)]
                 entries: Any = check(reply).entries  # type: ignore[attr-defined]
                 if not entries:
                     break
@@ -158,7 +351,7 @@ class RemoteTree:
         """The tree of a session that runs."""
 
         def ask(link: Link, repeated: bool) -> Procedure[Stat]:
-            (reply,) = yield [linux.Tgetattr(0, link.machine.root, GETATTR_BASIC)]
+            (reply,) = yield [m.Tgetattr(0, link.machine.root, GETATTR_BASIC)]
             return stat_of_attributes(check(reply), "/")  # type: ignore[arg-type]
 
         return cls(session, await await_step(session.call(ask)))
@@ -196,7 +389,7 @@ class RemoteTree:
         self, link: Link, user: User | None, node: RemoteNode, flags: int, requests: Callable[[int], list[Fcall]]
     ) -> Procedure[tuple[int, list[Fcall]]]:
         """A fid of a node, open, and the replies to requests about it, which may be errors."""
-        return self._new_fid(link, user, node, lambda fid: [linux.Tlopen(0, fid, flags), *requests(fid)])
+        return self._new_fid(link, user, node, lambda fid: [m.Tlopen(0, fid, flags), *requests(fid)])
 
     def _new_fid(
         self, link: Link, user: User | None, node: RemoteNode, requests: Callable[[int], list[Fcall]]
@@ -234,7 +427,7 @@ class RemoteTree:
         """As `lookup`, in a procedure; None: as the mount itself."""
         if not directory.directory:
             raise NotDirectory(f"{directory.name!r}: a file, not a group")
-        (found,) = yield from self._at(link, user, directory, lambda fid: [linux.Tgetattr(0, fid, GETATTR_BASIC)], name)
+        (found,) = yield from self._at(link, user, directory, lambda fid: [m.Tgetattr(0, fid, GETATTR_BASIC)], name)
         node = self.node(directory, name, found.qid)
         node.found = stat_of_attributes(found, name)
         return node, node.found
@@ -245,10 +438,10 @@ class RemoteTree:
 
     def _stat(self, node: RemoteNode, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[Stat]:
         if file is not None and file.link is link:
-            (reply,) = yield [linux.Tgetattr(0, file.fid, GETATTR_BASIC)]
+            (reply,) = yield [m.Tgetattr(0, file.fid, GETATTR_BASIC)]
             return stat_of_attributes(check(reply), node.name)  # type: ignore[arg-type]
         try:
-            (found,) = yield from self._at(link, None, node, lambda fid: [linux.Tgetattr(0, fid, GETATTR_BASIC)])
+            (found,) = yield from self._at(link, None, node, lambda fid: [m.Tgetattr(0, fid, GETATTR_BASIC)])
         except (NotFound, Stale):
             if (other := self._open_file(node, link)) is not None and file is None:
                 return (yield from self._stat(node, other, link, repeated))
@@ -277,7 +470,7 @@ class RemoteTree:
         return self.session.call(self._statfs)
 
     def _statfs(self, link: Link, repeated: bool) -> Procedure[os.statvfs_result]:
-        (reply,) = yield [linux.Tstatfs(0, link.machine.root)]
+        (reply,) = yield [m.Tstatfs(0, link.machine.root)]
         it: Any = check(reply)
         return os.statvfs_result(
             (it.bsize, it.bsize, it.blocks, it.bfree, it.bavail, it.files, it.ffree, it.ffree, 0, it.namelen)
@@ -290,7 +483,7 @@ class RemoteTree:
     def _listing(
         self, user: User, node: RemoteNode, account: Hashable, link: Link, repeated: bool
     ) -> Procedure[RemoteListing]:
-        yield from self._at(link, user, node, lambda fid: [linux.Tlopen(0, fid, os.O_RDONLY | os.O_DIRECTORY)])
+        yield from self._at(link, user, node, lambda fid: [m.Tlopen(0, fid, os.O_RDONLY | os.O_DIRECTORY)])
         return RemoteListing(self, user, node, account)
 
     # ------------------------------------------------------------ opening
@@ -325,7 +518,7 @@ class RemoteTree:
         exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
         create = partial(_create, name, access | os.O_CREAT | exclusive, mode, user.gid)
         fid, _ = yield from self._new_fid(link, user, group, create)
-        replies = yield [linux.Tgetattr(0, fid, GETATTR_BASIC), open_state(fid)]  # a create may wait for the disk
+        replies = yield [m.Tgetattr(0, fid, GETATTR_BASIC), open_state(fid)]  # a create may wait for the disk
         try:
             found: Any = check(replies[0])
             state = check(replies[1])
@@ -342,13 +535,13 @@ class RemoteTree:
     def create(self, user: User, group: RemoteNode, name: str, mode: int) -> Step[RemoteNode]:
         """Make a stream, or in `.consumers` a consumer. Raises Exists, BadName, Denied."""
         return self.session.call(
-            partial(self._make, user, group, name, lambda fid: linux.Tmknod(0, fid, name, mode, 0, 0, user.gid))
+            partial(self._make, user, group, name, lambda fid: m.Tmknod(0, fid, name, mode, 0, 0, user.gid))
         )
 
     def mkdir(self, user: User, group: RemoteNode, name: str, mode: int) -> Step[RemoteNode]:
         """Make a group, or in `.txn` a part. Raises Exists, BadName, Denied."""
         return self.session.call(
-            partial(self._make, user, group, name, lambda fid: linux.Tmkdir(0, fid, name, mode, user.gid))
+            partial(self._make, user, group, name, lambda fid: m.Tmkdir(0, fid, name, mode, user.gid))
         )
 
     def _make(
@@ -382,7 +575,7 @@ class RemoteTree:
         self, user: User, group: RemoteNode, name: str, flags: int, link: Link, repeated: bool
     ) -> Procedure[None]:
         try:
-            yield from self._at(link, user, group, lambda fid: [linux.Tunlinkat(0, fid, name, flags)])
+            yield from self._at(link, user, group, lambda fid: [m.Tunlinkat(0, fid, name, flags)])
         except NotFound:
             if not repeated:
                 raise
@@ -397,7 +590,7 @@ class RemoteTree:
         if to is not group:
             raise NotPermitted("cannot move a file into another group")
         try:
-            yield from self._at(link, user, group, lambda fid: [linux.Trenameat(0, fid, name, fid, new)])
+            yield from self._at(link, user, group, lambda fid: [m.Trenameat(0, fid, name, fid, new)])
         except NotFound:
             if not repeated:
                 raise
@@ -418,7 +611,7 @@ class RemoteTree:
     def _setattr(
         self, user: User, node: RemoteNode, fields: tuple[int, ...], link: Link, repeated: bool
     ) -> Procedure[None]:
-        yield from self._at(link, user, node, lambda fid: [linux.Tsetattr(0, fid, *fields)])
+        yield from self._at(link, user, node, lambda fid: [m.Tsetattr(0, fid, *fields)])
 
     def sync(self, node: RemoteNode, user: User, file: OpenFile | None = None) -> Step[None]:
         """Everything written to the node's group so far is on disk. Needs write permission."""
@@ -426,7 +619,7 @@ class RemoteTree:
 
     def _sync(self, node: RemoteNode, user: User, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[None]:
         if file is not None and file.link is link:
-            (reply,) = yield [linux.Tfsync(0, file.fid)]
+            (reply,) = yield [m.Tfsync(0, file.fid)]
             check(reply)
             return
         requests = partial(_open_and_sync, os.O_RDONLY)
@@ -434,11 +627,11 @@ class RemoteTree:
 
 
 def _open_and_sync(flags: int, fid: int) -> list[Fcall]:
-    return [linux.Tlopen(0, fid, flags), linux.Tfsync(0, fid)]
+    return [m.Tlopen(0, fid, flags), m.Tfsync(0, fid)]
 
 
 def _create(name: str, flags: int, mode: int, gid: int, fid: int) -> list[Fcall]:
-    return [linux.Tlcreate(0, fid, name, flags, mode, gid)]
+    return [m.Tlcreate(0, fid, name, flags, mode, gid)]
 
 
 def check_number(node: RemoteNode, qid: Qid | None) -> None:

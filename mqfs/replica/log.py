@@ -14,21 +14,24 @@ and reads may be late.
 A takeover counts when it is there and a look after it shows nothing above it. Else a server that stood still for longer
 than frames are kept, between its last read and its request, could take the number of a trimmed frame. The first
 frame after an owner's last one is a takeover, which is never trimmed, so its own frames need no such look.
+
+The scheme of a URL says which engine it is. What an engine needs is imported when it is asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol, cast
 
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadReplica
+from mqfs.errors import NOT_INSTALLED, BadConfig, BadReplica
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode, encode
 
 
@@ -326,3 +329,31 @@ class Writer:
             self.fenced, self._frame = True, None
         else:
             self._looks = False  # the same bytes under the same number: the first of them counts
+
+
+_OBJECTS = ("mqfs.replica.objects", "ObjectLog", "objects")
+_STREAM = ("mqfs.replica.jetstream", "JetStreamLog", "nats")
+_ENGINES = {
+    "nats": _STREAM, "tls": _STREAM,
+    "s3": _OBJECTS, "gs": _OBJECTS, "az": _OBJECTS, "file": _OBJECTS,
+}  # fmt: skip
+
+
+def check_url(url: str) -> None:
+    """Raises BadConfig for a URL of no engine."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _ENGINES or not rest:
+        known = "nats://HOST,HOST/NAME, s3://BUCKET/NAME, gs://, az:// or file:///DIR"
+        raise BadConfig(f"--replica {url.partition('@')[2] or url!r}: unknown engine (expected {known})")
+
+
+def open_log(url: str, *, create: bool = True) -> ReplicatedLog:
+    """The log at that URL, reached once. `create`: whether it is made where there is none. Raises BadConfig and
+    BadReplica, in one line."""
+    check_url(url)
+    module, name, extra = _ENGINES[url.partition("://")[0]]
+    try:
+        engine = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise BadReplica(f"--replica: {error.name}: {NOT_INSTALLED.format(extra)}") from None
+    return cast(ReplicatedLog, engine(url, create=create))

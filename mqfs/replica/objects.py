@@ -3,7 +3,7 @@
     log/00000000000000000017      frame 17, created if absent: whoever creates it has the number
     checkpoint/..., segment/...   its checkpoints
     standby/NAME                  number and CRC field of the last frame that this standby has on its disk
-    handover                      the standby that asks to be the primary (handover.py)
+    handover                      the standby that asks to be the primary (takeover.py)
     probe/...                     of a start: an object that exists is not created again
 
 One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a

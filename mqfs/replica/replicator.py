@@ -24,7 +24,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
-from mqfs.replica import checkpoint, handover, state
+from mqfs.replica import checkpoint, state, takeover
 from mqfs.replica.checkpoint import Checkpointer, Damaged, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, LogBytes
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
@@ -58,8 +58,8 @@ class Replicator:
         store is closed then, and all is copied, that has it. None: it is not looked for."""
         self._log, self._post, self._on_end, self._standbys = primary.log, post, on_end, standbys
         self._on_asked = on_asked
-        self._request: handover.Request | None = None  # to hand over, which this server does
-        self._seen: list[handover.Request | None] = []  # by the last look: what was there before is no request
+        self._request: takeover.HandoverRequest | None = None  # to hand over, which this server does
+        self._seen: list[takeover.HandoverRequest | None] = []  # by the last look: what was there before is no request
         self._looked_s = 0.0
         self._stop = threading.Event()
         self._closing = False  # the store is closed: what it has is copied without a pause, then the thread ends
@@ -144,7 +144,7 @@ class Replicator:
             return
         self._looked_s = now
         try:
-            found = handover.read(self._log.objects)
+            found = takeover.read_request(self._log.objects)
         except (NoAnswer, BadReplica):
             self._seen = []
             return
@@ -153,7 +153,7 @@ class Replicator:
             self._request = found
             self._post(partial(self._on_asked, found.address))
 
-    def _hand_over(self, request: handover.Request) -> None:
+    def _hand_over(self, request: takeover.HandoverRequest) -> None:
         """All is copied, and nothing is written any more: append the takeover of the standby that asked."""
         self._driver.writer.take_over(request.address, time.time_ns(), request.run)
         self._driver.finish()

@@ -7,13 +7,22 @@
     fenced since             where the disk has what the log has not: set aside in quarantine/, copied again
 
 All of them end with one conditional append, the takeover. Whoever it is refused to reads on and tries again, or
-decides again where another server took over. `mqfs promote` has the primary append it (handover.py), and only where
-that does not do so is it taken by force.
+decides again where another server took over. `mqfs promote` has the primary append it, and only where that does not do
+so is it taken by force. It asks by an object beside the log, in which a standby writes its next run:
+
+    standby    notes the run in its state; writes the object now and then, each time with another count
+    primary    looks every two seconds; takes no more writes, copies the rest, and appends the takeover of that run
+    standby    reads that takeover as any other frame: it is the primary
+
+The log alone decides: without that takeover the primary serves on, with it the standby is to serve, whatever became of
+the command. A request counts for the epoch that it names, and only if it came between two looks: one that was left
+there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -27,16 +36,61 @@ import attrs
 from mqfs import limits
 from mqfs.clock import Heard
 from mqfs.errors import BadReplica
-from mqfs.replica import following, handover, state
+from mqfs.replica import following, state
 from mqfs.replica.checkpoint import Checkpointer
 from mqfs.replica.following import Diverged, Follower
 from mqfs.replica.frame import decode
-from mqfs.replica.handover import Request
-from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Stopped, Writer
+from mqfs.replica.log import (
+    Append,
+    Fenced,
+    Look,
+    NoAnswer,
+    Objects,
+    Position,
+    Refused,
+    ReplicatedLog,
+    Report,
+    Stopped,
+    Writer,
+)
 from mqfs.replica.state import ReplicaState
 from mqfs.store.disk import Disk
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import read_label
+
+_NAME = "handover"
+
+
+@attrs.frozen
+class HandoverRequest:
+    """The standby at that address asks the owner whose takeover is frame `own`. `count` is another one each time."""
+
+    own: int
+    run: uuid.UUID
+    address: str
+    count: int
+
+
+def write_request(objects: Objects, request: HandoverRequest) -> None:
+    """Ask, in the place of who asked before. Raises NoAnswer, BadReplica."""
+    text = {**attrs.asdict(request), "run": str(request.run)}
+    objects.put(_NAME, json.dumps(text).encode())
+
+
+def read_request(objects: Objects) -> HandoverRequest | None:
+    """The newest request; None where there is none. Raises NoAnswer, BadReplica."""
+    try:
+        found = json.loads(objects.get(_NAME) or b"")
+        own, run, count = int(found["own"]), uuid.UUID(found["run"]), int(found["count"])
+        return HandoverRequest(own, run, str(found["address"]), count)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def remove_request(objects: Objects) -> None:
+    """Nobody asks any more. Raises NoAnswer, BadReplica."""
+    objects.delete(_NAME)
+
 
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
@@ -388,7 +442,7 @@ class Standby:
 
     def _accept(self, follower: Follower) -> Primary:
         with contextlib.suppress(NoAnswer, BadReplica):
-            handover.remove(self._log.objects)  # one that stays changes nothing
+            remove_request(self._log.objects)  # one that stays changes nothing
         writer = Writer(attrs.evolve(follower.state.position), _store_of(follower), self._run)
         writer.accept()
         log.warning("replica %s: %s: primary", self._log.name, self.forced or "the primary handed over")
@@ -411,7 +465,7 @@ class Standby:
         now, own = time.monotonic(), follower.state.position.own
         if self._unwanted.is_set():
             if self._requested:
-                handover.remove(self._log.objects)
+                remove_request(self._log.objects)
                 log.warning("replica %s: mqfs promote ended early: the primary is not asked any more", self._log.name)
                 self._asked, self._requested = None, 0.0
             return
@@ -423,7 +477,7 @@ class Standby:
             self._asked, self.forced = (own, now), ""
         if now - self._requested > _ASK_S:
             self._requests, self._requested = self._requests + 1, now
-            handover.write(self._log.objects, Request(own, self._run, self._address, self._requests))
+            write_request(self._log.objects, HandoverRequest(own, self._run, self._address, self._requests))
 
     def _step(self, follower: Follower) -> None:
         began, wait_s = time.monotonic(), min(1.0 if self._unwanted.is_set() else 0.1, self._failover_s / 4)

@@ -30,25 +30,25 @@ from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.http.gate import BrowserRules
 from mqfs.model import User
 from mqfs.net import identity
-from mqfs.net.address import TlsAddress, UnixAddress, parse_address
 from mqfs.net.audit import LEVELS, Audit
-from mqfs.net.certificates import ServerTls
+from mqfs.net.sockets import TlsAddress, UnixAddress, parse_address
+from mqfs.net.tls import ServerTls
 from mqfs.net.tokens import Tokens
-from mqfs.ninep.server.server import Server as NinepServer
+from mqfs.ninep.server.connection import Server as NinepServer
 from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.server import logs, service, tracing, web
+from mqfs.server.logs import Progress
 from mqfs.server.options import LIVE, Options, has_nul, name_space
-from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
 from mqfs.serving.accept import Listener, adopt, listen, require_safe
 from mqfs.serving.await_step import await_step, post_to_loop
 from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
-from mqfs.store.commit_thread import Inline
+from mqfs.store.group_commit import Inline
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore, check_alone
 from mqfs.syntax.names import check_name

@@ -21,9 +21,9 @@ from mqfs.clock import Heard, SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby, ungrouped
 from mqfs.model import User
-from mqfs.ninep.server.server import Server as NinepServer
-from mqfs.replica import engines, takeover
-from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog, Stopped
+from mqfs.ninep.server.connection import Server as NinepServer
+from mqfs.replica import takeover
+from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog, Stopped, check_url, open_log
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary
 from mqfs.server import service, tracing
@@ -44,7 +44,7 @@ PROMOTE = "promote"  # the socket in a store
 def check(options: Options) -> None:
     """Raises BadConfig."""
     assert options.replica is not None
-    engines.check(options.replica)
+    check_url(options.replica)
     if options.store is None:
         raise BadConfig("--replica: nothing to replicate (expected --store DIR)")
     if options.confirm not in ("0", "1"):
@@ -117,7 +117,7 @@ class Replica:
 
     async def _become_primary(self) -> Primary | None:
         assert self.options.replica is not None
-        self.log = replicated = await trio.to_thread.run_sync(engines.open_log, self.options.replica)
+        self.log = replicated = await trio.to_thread.run_sync(open_log, self.options.replica)
         for line in replicated.promises():
             log.info("replica %s: %s", replicated.name, line)
         try:

@@ -13,7 +13,7 @@ from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from mqfs.engine.tree.audited import CHANGES, LOOKS, explain
+from mqfs.engine.tree.open_files import CHANGES, LOOKS, explain
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, MqfsError, printable
 from mqfs.model import Wait

@@ -19,7 +19,7 @@ from mqfs.http.dialects import durable_streams, ntfy, qpubs
 from mqfs.http.gate import Proxies, parse_proxy
 from mqfs.http.routes import TREE, Table
 from mqfs.http.server import HttpServer
-from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback, parse_address
+from mqfs.net.sockets import Address, TlsAddress, UnixAddress, is_loopback, parse_address
 from mqfs.server.options import Options, service_address
 from mqfs.server.service import FQ, HTTP, NINEP
 from mqfs.serving.accept import Listener

@@ -27,13 +27,23 @@ from mqfs import limits
 from mqfs.errors import BadAddress, Denied, OverLimit
 from mqfs.model import Grant
 from mqfs.net import identity
-from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, explain_failure, is_loopback, parse_address
-from mqfs.net.certificates import ServerTls, user_of
 from mqfs.net.identity import NotAnswered
 from mqfs.net.peer import Peer
-from mqfs.net.sockets import BACKLOG, SocketFile, detect_dead_host, peer_groups
+from mqfs.net.sockets import (
+    BACKLOG,
+    Address,
+    SocketFile,
+    TcpAddress,
+    TlsAddress,
+    UnixAddress,
+    detect_dead_host,
+    explain_failure,
+    is_loopback,
+    parse_address,
+    peer_groups,
+)
 from mqfs.net.sockets import peer as peer_of
-from mqfs.net.tls import TlsCalls
+from mqfs.net.tls import ServerTls, TlsCalls, user_of
 from mqfs.net.tokens import Tokens
 from mqfs.quotas import UserLimits
 from mqfs.serving import memory

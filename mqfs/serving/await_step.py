@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.errors import Interrupted
 from mqfs.model import Step, Wait
 from mqfs.net.identity import NotAnswered
-from mqfs.store.commit_thread import Post, run_posted
+from mqfs.store.group_commit import Post, run_posted
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from mqfs import limits
+from mqfs.net.sockets import let_client_run
 from mqfs.net.tls import DescriptorCalls, TlsCalls
-from mqfs.net.yielding import let_client_run
 
 RECEIVE_BYTES = 65_536
 

@@ -1,17 +1,26 @@
-"""The rules of a consumer: what holds back its messages, as it is recorded. What they do is in engine/delivery/flow.py.
+"""The rules of a consumer: what holds back its messages, as it is recorded, and as a line of `ctl` says it. What they
+do is in engine/delivery/flow.py.
 
 order key       one message of a key is out at once, and the next of it waits until it is done
 limit           claims at once: of the consumer, and of one key
 rate, breaker   a number of deliveries, or of dead letters, in a time
 paused          nothing is claimed
+
+    limit NAME N [key] · rate NAME N/TIME · breaker NAME N/TIME · pause NAME [DURATION] · resume NAME
+
+A time is a duration, `5m`, or a unit, `m`: one of it. Printed rules, written back, give the same rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+
+from mqfs import limits
+from mqfs.errors import BadCommand
+from mqfs.syntax.duration import parse_duration, parse_number, print_duration
 
 UNTIL_RESUMED, TRIPPED = -1, -2  # of `paused`: by hand, by its breaker
 Pace = tuple[int, int]  # a number, in nanoseconds; (0, 0): none
@@ -55,3 +64,63 @@ def _plain(value: Any) -> Any:
 
 NO_RULES = Rules()
 _NONE = attrs.asdict(NO_RULES, recurse=False)
+
+
+RULES = ("limit", "rate", "breaker", "pause", "resume")
+_UNITS = ("s", "m", "h", "d")
+_MS = 10**6
+
+
+def parse_rule(verb: str, words: Sequence[str], rules: Rules, now_ns: int) -> Rules:
+    """The rules after a line. `words`: what follows the name; `now_ns`: engine time. Raises BadCommand."""
+    if verb == "limit":
+        if words[1:] not in ([], ["key"], (), ("key",)):
+            raise BadCommand(f"limit: unexpected word {words[1]!r} (expected limit NAME N [key])")
+        most = parse_number(words[0])
+        return attrs.evolve(rules, key_limit=most) if words[1:] else attrs.evolve(rules, limit=most)
+    if verb == "rate":
+        rate = _parse_pace(verb, words[0])
+        if rate[0] > rate[1]:
+            raise BadCommand(f"rate {words[0]!r}: too fast (expected at most one in a nanosecond)")
+        return attrs.evolve(rules, rate=rate)
+    if verb == "breaker":
+        breaker = _parse_pace(verb, words[0])
+        if breaker[0] > limits.BREAKER:
+            raise BadCommand(f"breaker {words[0]!r}: too many (expected at most {limits.BREAKER})")
+        return attrs.evolve(rules, breaker=breaker)
+    if verb == "resume":
+        return attrs.evolve(rules, paused=0)
+    pause_ns = parse_duration(words[0]) if words else 0
+    if words and not pause_ns:
+        raise BadCommand(f"pause: invalid duration {words[0]!r} (expected 1ms or more, or none)")
+    return attrs.evolve(rules, paused=now_ns + pause_ns if words else UNTIL_RESUMED)
+
+
+def _parse_pace(verb: str, word: str) -> Pace:
+    """`5/s`, `5/10s`; 0: none."""
+    number, slash, time = word.partition("/")
+    try:
+        count = parse_number(number)
+        per_ns = parse_duration(f"1{time}" if time in _UNITS else time) if slash else 0
+    except BadCommand:
+        count, per_ns = 1, 0
+    if (count > 0) != (per_ns > 0):
+        raise BadCommand(
+            f"{verb}: invalid value {word[:40]!r} (expected a number in a time, such as 5/s or 10/5m, or 0)"
+        )
+    return count, per_ns
+
+
+def print_rules(rules: Rules, now_ns: int) -> Iterator[tuple[str, str]]:
+    """The verb of each line, and what follows the name."""
+    if rules.limit:
+        yield "limit", str(rules.limit)
+    if rules.key_limit:
+        yield "limit", f"{rules.key_limit} key"
+    for verb, (count, per_ns) in (("rate", rules.rate), ("breaker", rules.breaker)):
+        if count:
+            text = print_duration(per_ns)
+            yield verb, f"{count}/{text[1:] if text[:1] == '1' and text[1:] in _UNITS else text}"
+    if rules.is_paused(now_ns):
+        left_ns = rules.paused - now_ns
+        yield "pause", print_duration(-(-left_ns // _MS) * _MS) if rules.paused > 0 else ""

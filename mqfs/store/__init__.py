@@ -12,7 +12,7 @@ store.py has the folders of all groups, api.py what the engine asks of a log: a 
 
 It is safe by these rules, in this order:
 
-1. Records are written, then one fdatasync serves all that wait for it (group_commit.py, commit_thread.py).
+1. Records are written, then one fdatasync serves all that wait for it (group_commit.py).
 2. Sequences are reserved in blocks: the bound is on disk before the first number below it is given (sequences.py).
 3. A segment goes only when the record that made its messages unwanted is on disk (compaction.py).
 4. A record that fails its check is copied to quarantine/ and never deleted (store.py, check.py).

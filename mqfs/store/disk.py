@@ -1,6 +1,6 @@
 """The calls that the store makes to the operating system: all of them, so that a test can give it a disk that lies.
 
-It never retries and never hides an error.
+It never retries and never hides an error. And the one kind of file that is never synced: staged bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
+
+from mqfs import limits
 
 Buffer = bytes | mmap.mmap
 
@@ -161,3 +163,58 @@ def remove_tree(disk: Disk, path: str) -> None:
     for name in disk.listdir(path):
         remove_tree(disk, f"{path}/{name}")
     disk.rmdir(path)
+
+
+class DiskStaged:
+    """See `SpoolFile` in mqfs/store/api.py. Opened for each use, as there may be many; what is small stays in memory.
+    A start of the server removes them all."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._written = 0  # bytes in the file
+        self._buffer = bytearray()  # behind them
+        self._made = False
+
+    @property
+    def size(self) -> int:
+        return self._written + len(self._buffer)
+
+    def append(self, data: bytes) -> None:
+        if len(self._buffer) + len(data) > limits.PART_BUFFER_BYTES:
+            self._flush()
+        if len(data) > limits.PART_BUFFER_BYTES:
+            self._write(data)
+        else:
+            self._buffer += data
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._write(bytes(self._buffer))
+            self._buffer.clear()
+
+    def _write(self, data: bytes) -> None:
+        fd = self._disk.open(self._path, os.O_RDWR | os.O_CREAT)
+        self._made = True
+        try:
+            write_all(self._disk, fd, data, self._written)
+        finally:
+            self._disk.close(fd)
+        self._written += len(data)
+
+    def read(self, at: int, count: int) -> bytes:
+        if at >= self._written:
+            at -= self._written
+            return bytes(self._buffer[at : at + count])
+        fd = self._disk.open(self._path, os.O_RDONLY)
+        try:
+            data = read_all(self._disk, fd, min(count, self._written - at), at)
+        finally:
+            self._disk.close(fd)
+        return data + bytes(self._buffer[: count - len(data)])
+
+    def close(self) -> None:
+        self._buffer.clear()
+        self._written = 0
+        if self._made:
+            self._made = False
+            self._disk.unlink(self._path)

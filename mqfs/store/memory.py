@@ -22,7 +22,6 @@ from mqfs.records.record import HEAD_BYTES, INNER, encode, padded
 from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep, Wanted
 from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
-from mqfs.store.spool import MemoryStaged
 
 _CHANGED_BYTES = 64 << 10  # of changes behind a state; of more the group's own state is what the log has
 _LEAST = 4  # messages; fewer are read one by one
@@ -542,3 +541,23 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
+
+
+class MemoryStaged:
+    """See `SpoolFile` in mqfs/store/api.py."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def append(self, data: bytes) -> None:
+        self._data += data
+
+    def read(self, at: int, count: int) -> bytes:
+        return bytes(self._data[at : at + count])
+
+    def close(self) -> None:
+        self._data.clear()

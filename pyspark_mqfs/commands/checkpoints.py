@@ -15,7 +15,7 @@ import attrs
 
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.client.connection import Client
-from mqfs.syntax.quoting import quote_word
+from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.connection import Server

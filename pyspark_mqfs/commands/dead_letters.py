@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.client.connection import Client
 from mqfs.records import headers
-from mqfs.syntax.quoting import quote_word
+from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.copy import Copy, batch_limits, headers_map, run_query, select_messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from mqfs.bench import payload
-from mqfs.bench.histogram import PERCENTILES, Histogram
+from mqfs.bench.actors import PERCENTILES, Histogram
 
 SIZE = 40
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.bridge.folder import Folder, NotPlain
-from mqfs.bridge.names import MULTI, SINGLE, Name
+from mqfs.bridge.folder import MULTI, SINGLE, Folder, Name, NotPlain
 
 BODY = b"\0body"
 JOB = str(Name("jobs", False, 1 << 41, SINGLE, "0" * 32))

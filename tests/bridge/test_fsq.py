@@ -15,12 +15,11 @@ from contextlib import suppress
 import pytest
 
 from mqfs.bridge.exporter import SINGLES
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import MULTI, SINGLE, Folder, Origin, Topics
 from mqfs.bridge.importer import NAME_HEADER
-from mqfs.bridge.names import MULTI, SINGLE, Origin, Topics
 from mqfs.client import Group
 from mqfs.errors import Disconnected
-from mqfs.syntax.escape import escape
+from mqfs.syntax.names import escape
 from tests.bridge.rig import Bridge, Make, Rig, digest, numbers, rig
 from tests.support.eventually import HANG_S, eventually
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.bridge.exporter import SINGLES
-from mqfs.bridge.names import Origin, parse
+from mqfs.bridge.folder import Origin, parse
 from mqfs.client import Claim, Outgoing
 from tests.bridge.rig import Node, Rig, rig
 from tests.support import campaign

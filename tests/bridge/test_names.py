@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs.bridge.folder import Folder
-from mqfs.bridge.names import DIRECT, MULTI, SINGLE, Name, Origin, Topics, bucket_number, id_of, parse
+from mqfs.bridge.folder import DIRECT, MULTI, SINGLE, Folder, Name, Origin, Topics, bucket_number, id_of, parse
 from mqfs.errors import BadRequest
 from mqfs.syntax.names import check_name
 from tests.bridge.rig import rig

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from mqfs.bridge.exporter import FileWriter, Lifetimes, MultiExporter
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import Folder, Origin, Topics
 from mqfs.bridge.link import GroupLink
-from mqfs.bridge.names import Origin, Topics
 from tests.bridge.rig import Make, Node, Rig
 from tests.support.campaign import size, whole
 from tests.support.eventually import HANG_S, eventually

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqfs.client.backoff import Backoff
+from mqfs.client.waiting import Backoff
 from mqfs.errors import Busy, Disconnected
 from tests.support.eventually import HANG_S
 

@@ -15,7 +15,7 @@ import pytest
 import mqfs
 from mqfs import Claim, Message
 from mqfs.client import Group
-from mqfs.client.backoff import FIRST_PAUSE_S
+from mqfs.client.waiting import FIRST_PAUSE_S
 from mqfs.errors import DiskFull
 from tests.support.eventually import HANG_S, eventually
 from tests.support.power import mount_point, run, unmount

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mqfs.ninep.client import connection
-from mqfs.ninep.codec import linux_messages as linux
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.wire import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, NO_FUSE, Server, can_mount, short_folder, unmount
@@ -156,7 +156,7 @@ def test_a_lock_is_seen_over_both_faces(server: Server) -> None:
             channel = client.do(client.caller.open("locked/s", os.O_RDWR))
 
             def status() -> Any:
-                return (yield linux.Tlock(0, channel.fid, 1, 0, 0, 0, 1, "test"))
+                return (yield m.Tlock(0, channel.fid, 1, 0, 0, 0, 1, "test"))
 
             assert client.do(status()).status == 1, "blocked: the mount holds it"
             fcntl.lockf(file, fcntl.LOCK_UN)

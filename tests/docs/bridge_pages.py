@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from mqfs.bridge.names import MULTI, Topics
+from mqfs.bridge.folder import MULTI, Topics
 from mqfs.client import connect
 from tests.docs.pages import Block
 from tests.docs.scene import Scene

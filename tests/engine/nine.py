@@ -10,8 +10,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.net.peer import Peer
 from mqfs.ninep.client import machine
-from mqfs.ninep.client.channel import Channel, Procedure
-from mqfs.ninep.client.machine import ClientMachine
+from mqfs.ninep.client.machine import Channel, ClientMachine, Procedure
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.server.session import Session
 from mqfs.store.memory import MemoryStore

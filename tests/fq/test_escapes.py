@@ -10,8 +10,7 @@ from mqfs.engine.language import programs
 from mqfs.errors import BadCommand
 from mqfs.fq.exchanges import translate
 from mqfs.limits import NAME_BYTES
-from mqfs.syntax.escape import escape, escape_prefix, text_of
-from mqfs.syntax.names import check_name
+from mqfs.syntax.names import check_name, escape, escape_prefix, text_of
 
 odd = st.lists(
     st.sampled_from([b"/", b".", b"%", b"ctl", b"order", b"\xc3", b"\xa9", b"\xff", b"\0", b"2F", b"a", b'"', b"\\"])

@@ -19,9 +19,8 @@ from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import protocol
-from mqfs.fuse.backend import LocalTree
+from mqfs.fuse.backend import File, Files, LocalTree, Nodes
 from mqfs.fuse.device_loop import DeviceLoop
-from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.model import User
 from mqfs.store.memory import MemoryStore
 from tests.support.timers import ring_timers

@@ -20,7 +20,6 @@ import pytest
 import mqfs
 from mqfs import limits
 from mqfs.ninep.client.connection import connect
-from mqfs.ninep.codec import linux_messages as lm
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from tests.fuse.served_by import READ, calls
@@ -95,7 +94,7 @@ class Nine:
         self.socket.settimeout(HANG_S)
         self.socket.connect(house.server.address.removeprefix("unix!"))
         flags = os.O_RDWR | os.O_NONBLOCK
-        opens = lm.Tlopen(1, 1, flags) if linux else m.Topen(1, 1, os.O_RDWR)
+        opens = m.Tlopen(1, 1, flags) if linux else m.Topen(1, 1, os.O_RDWR)
         version = m.Tversion(0xFFFF, 8_192, "9P2000.L" if linux else "9P2000")
         for request in (version, m.Tattach(1, 0, m.NOFID, "", "", 0), m.Twalk(1, 0, 1, tuple(path.split("/"))), opens):
             self.send(request)
@@ -147,7 +146,7 @@ def of_9p(house: House, name: str) -> list[bytes]:
         while True:
             nine.send(m.Tread(1, 1, 0, 100))
             answer = nine.answer()
-            if isinstance(answer, lm.Rlerror):
+            if isinstance(answer, m.Rlerror):
                 assert answer.ecode == errno.EAGAIN
                 return found
             found.append(bytes(answer.data))

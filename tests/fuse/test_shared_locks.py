@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mqfs.ninep.client import connection
-from mqfs.ninep.codec import linux_messages as linux
-from mqfs.ninep.codec.dialect import Dialect
-from mqfs.ninep.codec.linux_messages import READ_LOCK, UNLOCK, WRITE_LOCK
-from mqfs.remote.locks import FLOCK_BYTE
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import READ_LOCK, UNLOCK, WRITE_LOCK
+from mqfs.ninep.codec.wire import Dialect
+from mqfs.remote.tree import FLOCK_BYTE
 from tests.fuse.served_by import Child, calls
 from tests.fuse.test_locks import HOLDER, KINDS, held
 from tests.fuse.test_outliving import Elsewhere
@@ -35,7 +35,7 @@ class Other:
         fid = self.file.channel.fid
 
         def ask() -> Any:
-            return (yield linux.Tlock(0, fid, kind, 0, start, length, 1, "other"))
+            return (yield m.Tlock(0, fid, kind, 0, start, length, 1, "other"))
 
         return not self.client.do(ask()).status
 

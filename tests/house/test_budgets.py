@@ -8,9 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mqfs.model import Qid, Wait
-from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.connection import Client, File
-from mqfs.ninep.client.machine import ClientMachine
+from mqfs.ninep.client.machine import Channel, ClientMachine
 from mqfs.ninep.codec.messages import Rread, Rwrite
 from mqfs.ninep.codec.wire import encode
 from tests.house.today import check

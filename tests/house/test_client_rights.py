@@ -39,7 +39,7 @@ ALLOWED = {
     "mqfs/ninep/server/fids.py Fid.open_node": (1, "passes that on"),
     "mqfs/ninep/server/linux_operations.py lcreate.then": (1, "says whether this request made it"),
     "mqfs/ninep/server/linux_operations.py acting": (1, "a group that the user is a member of"),
-    "mqfs/ninep/server/server.py Server.serve_descriptors": (1, "standard input is of who started the server"),
+    "mqfs/ninep/server/connection.py Server.serve_descriptors": (1, "standard input is of who started the server"),
     "mqfs/ring/server/intake.py RingIntake._append": (3, TAKES),
     "mqfs/ring/server/intake.py RingIntake._take_rows": (1, TAKES),
     "mqfs/ring/server/ring_log.py RingLog.__init__": (1, "a ring is its group's log while there is one"),

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs.errors import BadRequest, TooLong
-from mqfs.http.json_values import elements
+from mqfs.http.cloud_events import elements
 from tests.http.node.run import PACKAGES
 from tests.http.web import USER, Reply, Web
 from tests.support.eventually import HANG_S, eventually

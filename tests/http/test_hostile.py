@@ -15,11 +15,10 @@ import pytest
 
 import mqfs
 from mqfs.http.answers import Answer
-from mqfs.http.call import Call
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.dialects.ntfy import PARTS
 from mqfs.http.openapi import option
-from mqfs.http.route import Route
+from mqfs.http.route import Call, Route
 from mqfs.http.routes import ROUTES, TREE, Table
 from mqfs.http.wire import head
 from tests.http.subject import HttpSubject

@@ -3,7 +3,7 @@
 import pytest
 
 from mqfs.errors import BadAddress
-from mqfs.net.address import TcpAddress, TlsAddress, UnixAddress, is_loopback, parse_address
+from mqfs.net.sockets import TcpAddress, TlsAddress, UnixAddress, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Qid, Stat
 from mqfs.ninep.client import connection as blocking
-from mqfs.ninep.client.channel import Channel
-from mqfs.ninep.client.machine import ClientMachine
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.client.machine import Channel, ClientMachine
 from mqfs.ninep.codec.messages import Rclunk, Rflush, Rread, Rwrite, Tclunk, Tflush, Tread, Tstat, Twalk, Twrite
-from mqfs.ninep.codec.wire import Framer, decode, encode
+from mqfs.ninep.codec.wire import Dialect, Framer, decode, encode
 from mqfs.store.replication import Entry
 from mqfs.store.store import DiskStore
 from tests.support.copied import follow

@@ -24,11 +24,9 @@ from mqfs.client.transport import ninep
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Qid
 from mqfs.ninep.client import connection as blocking
-from mqfs.ninep.client.channel import Channel
-from mqfs.ninep.client.machine import ClientMachine
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.client.machine import Channel, ClientMachine
 from mqfs.ninep.codec.messages import Rflush, Rread, Rwrite, Tflush, Tread, Twrite
-from mqfs.ninep.codec.wire import Framer, decode, encode
+from mqfs.ninep.codec.wire import Dialect, Framer, decode, encode
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ninep import Running, open_handles
 from tests.support.server import Server

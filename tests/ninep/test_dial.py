@@ -13,10 +13,9 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from mqfs import errors
-from mqfs.net.address import TcpAddress, UnixAddress, parse_addresses
-from mqfs.net.sockets import is_host_silent
-from mqfs.ninep.client import connection, silence
-from mqfs.ninep.client.dial import HEAD_START_S, dial, first_of
+from mqfs.net.sockets import TcpAddress, UnixAddress, is_host_silent, parse_addresses
+from mqfs.ninep.client import connection, dial
+from mqfs.ninep.client.dial import HEAD_START_S, first_of
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 from tests.support.server import Server, short_folder
@@ -127,7 +126,7 @@ def test_a_child_keeps_no_connection_that_was_being_made_when_it_was_forked() ->
         taken = [stack.enter_context(socket.create_connection(listener.getsockname()))]  # no room for another one
         descriptors = len(os.listdir("/proc/self/fd"))
         threads = stack.enter_context(ThreadPoolExecutor(1))
-        made = threads.submit(dial, TcpAddress(*listener.getsockname()), HANG_S)
+        made = threads.submit(dial.dial, TcpAddress(*listener.getsockname()), HANG_S)
         eventually(lambda: len(os.listdir("/proc/self/fd")) > descriptors)
         may_end = os.pipe()
         child = os.fork()
@@ -148,8 +147,8 @@ def test_a_child_keeps_no_connection_that_was_being_made_when_it_was_forked() ->
 
 def test_a_client_that_waits_looks_at_its_host_unnoticed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-    monkeypatch.setattr(silence, "LOOK_S", 0.01)
-    monkeypatch.setattr(silence, "is_host_silent", lambda sock: looked.set())
+    monkeypatch.setattr(dial, "LOOK_S", 0.01)
+    monkeypatch.setattr(dial, "is_host_silent", lambda sock: looked.set())
     address = server.arguments[-1]
     with connection.connect(server.address) as owner, connection.connect(address, timeout=HANG_S) as client:
         owner.create("s", "w", 0o666).close()

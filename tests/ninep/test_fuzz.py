@@ -16,10 +16,8 @@ from mqfs.errors import BadFrame
 from mqfs.model import Qid
 from mqfs.net.peer import Peer
 from mqfs.ninep.client.machine import ClientMachine
-from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import NUMBERS, TYPES, Dialect
-from mqfs.ninep.codec.wire import Framer, decode, encode, layout
+from mqfs.ninep.codec.wire import NUMBERS, TYPES, Dialect, Framer, decode, encode, layout
 from mqfs.ninep.server.session import Session
 from tests.support.campaign import seed, size
 from tests.support.eventually import eventually
@@ -97,7 +95,7 @@ class Fuzzer:
     def request(self) -> bytes:
         kind = self.chance.choice(REQUESTS)
         if kind is m.Tversion and self.chance.random() < 0.9:
-            kind = self.chance.choice((m.Tread, m.Twrite, m.Twalk, m.Topen, linux.Tlopen, linux.Tlcreate, m.Tcreate))
+            kind = self.chance.choice((m.Tread, m.Twrite, m.Twalk, m.Topen, m.Tlopen, m.Tlcreate, m.Tcreate))
         fields = {name: self.field(name, form) for name, form, _ in layout(kind)}
         if kind is m.Tversion:
             fields["version"] = self.chance.choice(VERSIONS)
@@ -206,7 +204,7 @@ def test_random_bytes_at_the_socket(tmp_path: Path) -> None:
 def test_client_machine() -> None:
     """Whatever a server says, the client's machine understands it or says that it is broken."""
     chance = random.Random(seed())
-    replies = [kind for number, kind in TYPES.items() if number & 1 and kind is not linux.Rreaddir]
+    replies = [kind for number, kind in TYPES.items() if number & 1 and kind is not m.Rreaddir]
     fuzzer = Fuzzer(chance)
     understood = broken = 0
     for _ in range(size(20_000)):

@@ -10,7 +10,7 @@ import pytest
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.wire import Dialect
 from mqfs.ninep.server.resumable import CLOSED, PARKABLE, POSITION, POSITIONED, READABLE, STATE, TAKES
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, short_folder

@@ -24,7 +24,7 @@ from mqfs.net import identity
 from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
-from mqfs.ninep.server.server import Server
+from mqfs.ninep.server.connection import Server
 from mqfs.serving.accept import listen
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import (

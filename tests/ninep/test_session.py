@@ -15,8 +15,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, DiskFailed
 from mqfs.model import User, Wait
-from mqfs.ninep.codec.linux_messages import Rreaddir
-from mqfs.ninep.codec.messages import Dir, Rread, Twrite
+from mqfs.ninep.codec.messages import Dir, Rread, Rreaddir, Twrite
 from mqfs.ninep.codec.wire import Reader, encode
 from mqfs.ninep.server.pending import both
 from tests.support.ninep import ME, META, Line, SlowStore, open_handles

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.ninep.client import connection, silence
+from mqfs.ninep.client import connection, dial
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ports import free_port
 from tests.support.server import Server, short_folder
@@ -40,8 +40,8 @@ def server() -> Iterator[Server]:
 
 
 def be_silent_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(silence, "SILENT_S", seconds)
-    monkeypatch.setattr(silence, "LOOK_S", seconds / limits.ASKED)
+    monkeypatch.setattr(dial, "SILENT_S", seconds)
+    monkeypatch.setattr(dial, "LOOK_S", seconds / limits.ASKED)
     monkeypatch.setattr(limits, "CLIENT_LINK_BYTES", 100_000 / seconds)
 
 
@@ -218,7 +218,7 @@ def test_a_server_without_another_is_waited_for(server: Server, monkeypatch: pyt
     with ThreadPoolExecutor(1) as threads, connection.connect(server.arguments[-1]) as one:
         act = waits(one)["stat"]
         looked = threading.Semaphore(0)
-        monkeypatch.setattr(silence, "is_host_silent", lambda sock: looked.release())
+        monkeypatch.setattr(dial, "is_host_silent", lambda sock: looked.release())
         server.process.send_signal(signal.SIGSTOP)
         waiting = threads.submit(act)
         try:

@@ -20,8 +20,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Denied, Disconnected
 from mqfs.net import tls
-from mqfs.net.certificates import ServerTls, client_context
-from mqfs.net.tls import TlsCalls, TlsMachine
+from mqfs.net.tls import ServerTls, TlsCalls, TlsMachine, client_context
 from mqfs.net.tokens import Tokens
 from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.codec.messages import Tversion

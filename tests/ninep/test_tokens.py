@@ -26,7 +26,7 @@ from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from mqfs.ninep.server.operations import QTAUTH
 from mqfs.ninep.server.session import Session
-from mqfs.syntax.token_line import digest
+from mqfs.syntax.lines import digest
 from tests.ninep.test_dialogues import Dialogue, InMemory
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import Line, Raw, make_tree

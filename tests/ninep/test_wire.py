@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from mqfs import limits
 from mqfs.errors import BadFrame
 from mqfs.model import Qid
-from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import TYPES
-from mqfs.ninep.codec.wire import Framer, decode, encode
+from mqfs.ninep.codec.wire import TYPES, Framer, decode, encode
 from tests.support.ninep import messages
 
 EVERY_DIALECT = st.booleans().flatmap(lambda unix: st.tuples(st.just(unix), st.lists(messages(unix), max_size=6)))
@@ -112,8 +110,8 @@ def test_name_that_is_not_utf8_is_left_to_the_tree() -> None:
 
 
 def test_older_clients_leave_datasync_out() -> None:
-    assert decode(struct.pack("<IBHI", 11, 50, 1, 7), 0, 11, True) == linux.Tfsync(1, 7, 0)
-    assert decode(struct.pack("<IBHII", 15, 50, 1, 7, 1), 0, 15, True) == linux.Tfsync(1, 7, 1)
+    assert decode(struct.pack("<IBHI", 11, 50, 1, 7), 0, 11, True) == m.Tfsync(1, 7, 0)
+    assert decode(struct.pack("<IBHII", 15, 50, 1, 7, 1), 0, 15, True) == m.Tfsync(1, 7, 1)
 
 
 def test_text_that_does_not_fit() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mqfs.errors import BadReplica, NotFound
 from mqfs.model import Draft, Kind
-from mqfs.replica.engines import open_log
-from mqfs.replica.log import NoAnswer, ReplicatedLog
+from mqfs.replica.log import NoAnswer, ReplicatedLog, open_log
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.restore import Point, Restored, restore
 from mqfs.replica.takeover import Primary, Standby, become_primary

@@ -14,10 +14,9 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
-from mqfs.replica.engines import open_log
 from mqfs.replica.following import open_follower
 from mqfs.replica.frame import decode
-from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped, Writer
+from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped, Writer, open_log
 from mqfs.replica.objects import FileObjects
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import ReplicaState

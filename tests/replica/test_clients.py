@@ -21,7 +21,7 @@ import mqfs as library
 import mqfs.kombu as transport
 from mqfs import errors
 from mqfs.client import Client, aio
-from mqfs.ninep.client import connection, silence
+from mqfs.ninep.client import connection, dial
 from pyspark_mqfs.connection import Server as SparkServer
 from tests.replica.test_servers import Node
 from tests.support.certificates import Authority
@@ -90,8 +90,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 @pytest.fixture(params=[signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stands still"])
 def end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How the primary ends."""
-    monkeypatch.setattr(silence, "SILENT_S", patient(3.0))
-    monkeypatch.setattr(silence, "LOOK_S", patient(1.0))
+    monkeypatch.setattr(dial, "SILENT_S", patient(3.0))
+    monkeypatch.setattr(dial, "LOOK_S", patient(1.0))
     return int(request.param)
 
 

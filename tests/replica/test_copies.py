@@ -18,9 +18,8 @@ import pytest
 from mqfs import errors, limits
 from mqfs.model import Draft, Kind
 from mqfs.replica import checkpoint, state
-from mqfs.replica.engines import open_log
 from mqfs.replica.following import Outdated, discard, open_follower, store_of
-from mqfs.replica.log import Report
+from mqfs.replica.log import Report, open_log
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import become_primary
 from mqfs.store.check import check

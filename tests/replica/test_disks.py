@@ -14,9 +14,8 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
-from mqfs.replica.engines import open_log
 from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
-from mqfs.replica.log import NoAnswer
+from mqfs.replica.log import NoAnswer, open_log
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of, restored

@@ -26,10 +26,21 @@ from nats.js.object_store import ObjectStore
 from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
-from mqfs.replica.engines import open_log
 from mqfs.replica.frame import LogBytes, decode
 from mqfs.replica.jetstream import JetStreamLog
-from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Report, Writer
+from mqfs.replica.log import (
+    Append,
+    LogRecord,
+    Look,
+    NoAnswer,
+    Position,
+    Reader,
+    Refused,
+    ReplicatedLog,
+    Report,
+    Writer,
+    open_log,
+)
 from mqfs.replica.objects import ObjectLog
 from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.model import payloads

@@ -18,9 +18,9 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import replicator
-from mqfs.replica.engines import open_log
 from mqfs.replica.following import has_groups
 from mqfs.replica.frame import decode
+from mqfs.replica.log import open_log
 from mqfs.replica.takeover import Primary, Standby, become_primary
 from tests.replica.history import segments
 from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of

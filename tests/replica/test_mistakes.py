@@ -19,8 +19,7 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import state
-from mqfs.replica.engines import open_log
-from mqfs.replica.log import NoAnswer
+from mqfs.replica.log import NoAnswer, open_log
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import Standby, become_primary
 from tests.replica.faulty_proxy import FaultyProxy

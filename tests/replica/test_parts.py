@@ -15,8 +15,7 @@ from mqfs import limits
 from mqfs.model import Record
 from mqfs.replica import checkpoint
 from mqfs.replica.checkpoint import Checkpoint, Checkpointer
-from mqfs.replica.engines import open_log
-from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped
+from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped, open_log
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import Have
 from mqfs.store.check import check

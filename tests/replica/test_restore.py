@@ -23,8 +23,7 @@ from mqfs.errors import BadReplica, BadStore, DiskFailed, DiskFull
 from mqfs.ninep.client import connection
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer, load
-from mqfs.replica.engines import open_log
-from mqfs.replica.log import Append, NoAnswer, Position, ReplicatedLog, Writer
+from mqfs.replica.log import Append, NoAnswer, Position, ReplicatedLog, Writer, open_log
 from mqfs.replica.objects import FileObjects, ObjectLog
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check

@@ -17,9 +17,8 @@ from mqfs.ninep.client import connection
 from mqfs.records.record import HEAD, HEAD_BYTES, padded
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer
-from mqfs.replica.engines import open_log
 from mqfs.replica.frame import Frame, decode
-from mqfs.replica.log import ReplicatedLog
+from mqfs.replica.log import ReplicatedLog, open_log
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
 from mqfs.store.replication import LogBytes, Removed

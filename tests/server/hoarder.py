@@ -20,8 +20,21 @@ from mqfs import limits
 from mqfs.client.transport.ring_attachment import AttachClient
 from mqfs.errors import Disconnected, MqfsError
 from mqfs.ninep.client.connection import connect
-from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip
-from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Tflush, Tread, Tversion, Twalk, Twrite
+from mqfs.ninep.codec.messages import (  # fmt: skip
+    NOFID,
+    NONUNAME,
+    Fcall,
+    Rlerror,
+    Tattach,
+    Tflush,
+    Tlock,
+    Tlopen,
+    Tmkdir,
+    Tread,
+    Tversion,
+    Twalk,
+    Twrite,
+)
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from tests.support.eventually import HANG_S
 

@@ -18,8 +18,8 @@ import mqfs
 from mqfs import ring
 from mqfs.errors import DiskFull
 from mqfs.ninep.client.connection import connect
-from mqfs.ninep.codec import linux_messages as linux
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.wire import Dialect
 from tests.http.web import Web
 from tests.server.test_block_device import read_all
 from tests.support.eventually import HANG_S, eventually
@@ -117,7 +117,7 @@ def test_df_shows_the_disk_of_the_store_by_mount_and_over_9p(small_disk: Path, t
     ):
         (small_disk / "ballast").write_bytes(bytes(5 << 20))
         os.sync()
-        request = linux.Tstatfs(0, client.caller.root)
+        request = m.Tstatfs(0, client.caller.root)
         nine: Any = client.answer(client.send([request])[0])
         found = nine.bsize, nine.blocks, nine.bfree, nine.bavail, nine.files, nine.ffree
         assert found == figures(small_disk) == figures(tmp_path / "mq")

@@ -16,7 +16,7 @@ import pytest
 
 from mqfs.errors import Again, MqfsError, OverQuota
 from mqfs.ninep.client import connection
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.wire import Dialect
 from mqfs.records import headers
 from tests.support.eventually import HANG_S
 from tests.support.ports import free_port

@@ -19,9 +19,8 @@ import pytest
 import mqfs
 from mqfs.errors import MqfsError
 from mqfs.ninep.client.connection import Client, connect
-from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall, Rerror, Tclunk, Twrite
-from mqfs.ninep.codec.wire import Framer, decode
+from mqfs.ninep.codec.wire import Dialect, Framer, decode
 from tests.server.users import send
 from tests.support.batches import frame
 from tests.support.eventually import HANG_S, eventually

@@ -18,7 +18,7 @@ import pytest
 import mqfs
 from mqfs.ninep.client.connection import connect
 from mqfs.server.service import Notices
-from mqfs.store.commit_thread import CommitThread
+from mqfs.store.group_commit import CommitThread
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Ready, Server, environment, run

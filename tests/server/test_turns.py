@@ -26,7 +26,7 @@ from mqfs.fq.server import FqServer
 from mqfs.http.server import HttpServer
 from mqfs.model import User
 from mqfs.net import identity
-from mqfs.net.address import UnixAddress
+from mqfs.net.sockets import UnixAddress
 from mqfs.net.tokens import Tokens
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 WORK = """
 import os, sys
-from mqfs.net.yielding import let_client_run
+from mqfs.net.sockets import let_client_run
 os.sched_setaffinity(0, {int(sys.argv[1])})
 while let_client_run():
     pass

@@ -23,7 +23,6 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.routes import TREE
 from mqfs.model import User
-from mqfs.ninep.codec import linux_messages as lm
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall
 from mqfs.ninep.codec.wire import Framer, decode, encode
@@ -237,7 +236,7 @@ class Nine:
             self.ask(self.opened(fid, flags))
 
     def opened(self, fid: int, flags: int) -> Fcall:
-        return lm.Tlopen(1, fid, flags) if self.linux else m.Topen(1, fid, flags)
+        return m.Tlopen(1, fid, flags) if self.linux else m.Topen(1, fid, flags)
 
     def ask(self, *requests: Fcall) -> Any:
         """The last answer, or None."""
@@ -269,25 +268,25 @@ CLASSIC: dict[type[Any], Sequence[Fcall]] = {
     m.Tversion: [m.Tversion(0xFFFF, 8_192, "9P2000")],
 }
 LINUX: dict[type[Any], Sequence[Fcall]] = {
-    lm.Tstatfs: [lm.Tstatfs(1, 1)],
-    lm.Tlopen: [lm.Tlopen(1, 1, 0), lm.Tlopen(1, 2, 0)],
-    lm.Tlcreate: [lm.Tlcreate(1, 1, "made2", 1, 0o600, 0)],
-    lm.Tsymlink: [lm.Tsymlink(1, 1, "a", "b", 0)],
-    lm.Tmknod: [lm.Tmknod(1, 1, "made3", 0o100600, 0, 0, 0)],
-    lm.Trename: [lm.Trename(1, 2, 1, "s2"), lm.Trename(1, 2, 1, "s")],
-    lm.Treadlink: [lm.Treadlink(1, 2)],
-    lm.Tgetattr: [lm.Tgetattr(1, 1, 0x7FF), lm.Tgetattr(1, 2, 0x7FF)],
-    lm.Tsetattr: [lm.Tsetattr(1, 2, 1, 0o600, 0, 0, 0, 0, 0, 0, 0), lm.Tsetattr(1, 1, 1, 0o700, 0, 0, 0, 0, 0, 0, 0)],
-    lm.Txattrwalk: [lm.Txattrwalk(1, 2, 9, "user.x")],
-    lm.Txattrcreate: [lm.Txattrcreate(1, 2, "user.x", 1, 0)],
-    lm.Treaddir: [lm.Treaddir(1, 3, 0, limits.MSIZE_MOST)],
-    lm.Tfsync: [lm.Tfsync(1, 5)],
-    lm.Tlock: [lm.Tlock(1, 5, 1, 0, 0, 1, 1, "x")],
-    lm.Tgetlock: [lm.Tgetlock(1, 5, 1, 0, 1, 1, "x")],
-    lm.Tlink: [lm.Tlink(1, 1, 2, "l")],
-    lm.Tmkdir: [lm.Tmkdir(1, 1, "dir", 0o700, 0)],
-    lm.Trenameat: [lm.Trenameat(1, 1, "dir", 1, "dir2")],
-    lm.Tunlinkat: [lm.Tunlinkat(1, 1, "dir2", 0x200), lm.Tunlinkat(1, 1, "other", 0)],
+    m.Tstatfs: [m.Tstatfs(1, 1)],
+    m.Tlopen: [m.Tlopen(1, 1, 0), m.Tlopen(1, 2, 0)],
+    m.Tlcreate: [m.Tlcreate(1, 1, "made2", 1, 0o600, 0)],
+    m.Tsymlink: [m.Tsymlink(1, 1, "a", "b", 0)],
+    m.Tmknod: [m.Tmknod(1, 1, "made3", 0o100600, 0, 0, 0)],
+    m.Trename: [m.Trename(1, 2, 1, "s2"), m.Trename(1, 2, 1, "s")],
+    m.Treadlink: [m.Treadlink(1, 2)],
+    m.Tgetattr: [m.Tgetattr(1, 1, 0x7FF), m.Tgetattr(1, 2, 0x7FF)],
+    m.Tsetattr: [m.Tsetattr(1, 2, 1, 0o600, 0, 0, 0, 0, 0, 0, 0), m.Tsetattr(1, 1, 1, 0o700, 0, 0, 0, 0, 0, 0, 0)],
+    m.Txattrwalk: [m.Txattrwalk(1, 2, 9, "user.x")],
+    m.Txattrcreate: [m.Txattrcreate(1, 2, "user.x", 1, 0)],
+    m.Treaddir: [m.Treaddir(1, 3, 0, limits.MSIZE_MOST)],
+    m.Tfsync: [m.Tfsync(1, 5)],
+    m.Tlock: [m.Tlock(1, 5, 1, 0, 0, 1, 1, "x")],
+    m.Tgetlock: [m.Tgetlock(1, 5, 1, 0, 1, 1, "x")],
+    m.Tlink: [m.Tlink(1, 1, 2, "l")],
+    m.Tmkdir: [m.Tmkdir(1, 1, "dir", 0o700, 0)],
+    m.Trenameat: [m.Trenameat(1, 1, "dir", 1, "dir2")],
+    m.Tunlinkat: [m.Tunlinkat(1, 1, "dir2", 0x200), m.Tunlinkat(1, 1, "other", 0)],
 }
 
 

@@ -16,7 +16,7 @@ import attrs
 from mqfs.errors import Damaged, DiskFailed, MqfsError, NotFound
 from mqfs.model import Draft, Kind, Record, Wait
 from mqfs.store.api import Bucket
-from mqfs.store.commit_thread import Done, Job, run
+from mqfs.store.group_commit import Done, Job, run
 from mqfs.store.store import DiskStore
 from tests.support.lying_disk import LyingDisk
 

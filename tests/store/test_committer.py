@@ -18,8 +18,8 @@ import pytest
 from mqfs.errors import DiskFailed, ReadOnly
 from mqfs.model import Kind, Wait
 from mqfs.store.api import Bucket
-from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
+from mqfs.store.group_commit import CommitThread
 from mqfs.store.store import PORTION_S, DiskStore
 from tests.support.eventually import HANG_S
 from tests.support.temp_store import SMALL, lowered

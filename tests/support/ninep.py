@@ -21,12 +21,10 @@ from mqfs.model import Qid, Record, User
 from mqfs.net.identity import serving_others
 from mqfs.net.peer import Peer
 from mqfs.ninep.client import connection
-from mqfs.ninep.codec.dialect import NUMBERS
-from mqfs.ninep.codec.linux_messages import Entry
-from mqfs.ninep.codec.messages import Dir, Fcall
+from mqfs.ninep.codec.messages import Dir, Entry, Fcall
 from mqfs.ninep.codec.notation import parse, show
-from mqfs.ninep.codec.wire import Framer, decode, encode, layout
-from mqfs.ninep.server.server import Server
+from mqfs.ninep.codec.wire import NUMBERS, Framer, decode, encode, layout
+from mqfs.ninep.server.connection import Server
 from mqfs.ninep.server.session import Session
 from mqfs.serving.accept import listen
 from mqfs.store.api import Committed

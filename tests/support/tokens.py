@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqfs.syntax.token_line import TokenLine, digest, id_of, print_line
+from mqfs.syntax.lines import TokenLine, digest, id_of, print_line
 
 
 def secret_of(token: str) -> str:

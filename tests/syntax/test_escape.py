@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadName
-from mqfs.syntax.escape import escape, escape_prefix, unescape
-from mqfs.syntax.names import check_name
+from mqfs.syntax.names import check_name, escape, escape_prefix, unescape
 
 # Few bytes, so that those that matter meet: of names that are reserved, of escapes, of characters cut in two.
 HARD = st.lists(

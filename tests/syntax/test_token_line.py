@@ -12,7 +12,7 @@ from mqfs.errors import BadCommand, BadConfig
 from mqfs.model import SCOPES
 from mqfs.net import tokens
 from mqfs.net.tokens import is_token
-from mqfs.syntax.token_line import TokenLine, digest, id_of, new_secret, parse_line, print_line
+from mqfs.syntax.lines import TokenLine, digest, id_of, new_secret, parse_line, print_line
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Zl", "Zp"), exclude_characters="/"), min_size=1, max_size=20)
 LINES = st.builds(

@@ -23,9 +23,9 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotFound, NotPermitted
 from mqfs.model import Step, User, Wait
 from mqfs.net.identity import file_mask
-from mqfs.ninep.client.channel import flags_of
+from mqfs.ninep.client.machine import flags_of
 from mqfs.store.api import Store
-from mqfs.store.commit_thread import run_posted
+from mqfs.store.group_commit import run_posted
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore, check_alone
 

@@ -23,7 +23,7 @@ from mqfs.client.types import Filters, Link, Patterns, Subscription
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.model import Kind
 from mqfs.net import identity
-from mqfs.net.address import UnixAddress, parse_address, parse_addresses
+from mqfs.net.sockets import UnixAddress, parse_address, parse_addresses
 from mqfs.ninep.client.connection import Client
 from mqfs.ring import EPHEMERAL, MISSING, protocol
 

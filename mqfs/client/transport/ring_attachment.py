@@ -18,8 +18,8 @@ from array import array
 from typing import Any
 
 from mqfs import limits, ring
-from mqfs.client.backoff import Backoff
 from mqfs.client.types import Link
+from mqfs.client.waiting import Backoff
 from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale, Unsupported
 from mqfs.net.sockets import pid_namespace, reachable
 from mqfs.ring import protocol

@@ -15,11 +15,11 @@ from functools import partial
 from typing import NamedTuple
 
 from mqfs import ring
-from mqfs.client.backoff import Backoff
 from mqfs.client.message import EVER, NO_HEADERS, Message, message_of, native_messages, record_at
 from mqfs.client.subscription import CursorSubscription, require_name
 from mqfs.client.transport.ring_attachment import LONGEST_PAUSE_S, LOOK_S, Attached, Refused, RingAttachment
 from mqfs.client.types import READ_BYTES, Filters, Link, Patterns
+from mqfs.client.waiting import Backoff
 from mqfs.errors import (
     BadCommand,
     BadRing,

@@ -22,14 +22,13 @@ from mqfs.engine.delivery.flow import Flow
 from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
-from mqfs.engine.language.rules import print_rules
-from mqfs.engine.routing.filter import MessageFilter
+from mqfs.engine.routing import MessageFilter
 from mqfs.model import NEVER, Kind, Record, RecordRun
 from mqfs.records.record import heads
 from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
 from mqfs.state.group import Attributes, ConsumerState
-from mqfs.state.rules import NO_RULES
-from mqfs.syntax.quoting import quote
+from mqfs.state.rules import NO_RULES, print_rules
+from mqfs.syntax.lines import quote
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.priorities import PriorityIndex

@@ -14,7 +14,7 @@ from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.delivery.registry import Consumers
 from mqfs.engine.delivery.waiting import PollList, Waiting, WaitList
 from mqfs.engine.retention.retained import Expiry
-from mqfs.engine.routing.views import View, ViewRegistry
+from mqfs.engine.routing import View, ViewRegistry
 from mqfs.model import NEVER, Kind, Record
 
 if TYPE_CHECKING:

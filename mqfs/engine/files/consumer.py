@@ -10,14 +10,13 @@ from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
-from mqfs.engine.files.commands import CommandFile
-from mqfs.engine.files.handle import FREE_BYTES, to_tell_of
+from mqfs.engine.files.handle import FREE_BYTES, CommandFile, to_tell_of
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
 from mqfs.engine.language.settings import in_line
 from mqfs.engine.nodes import TakeFile
-from mqfs.engine.routing.filter import FEW, MessageFilter, select, split_select
+from mqfs.engine.routing import FEW, MessageFilter, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Record, Step, User, Wait

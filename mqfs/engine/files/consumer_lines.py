@@ -17,12 +17,11 @@ from mqfs.engine.core.log import draft_of
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.registry import plan, streams_over, unclaimed
 from mqfs.engine.language import programs
-from mqfs.engine.language.rules import RULES, parse_rule
 from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
 from mqfs.errors import unknown
 from mqfs.model import Draft, User
 from mqfs.state.group import Change, Slot, new_consumer
-from mqfs.state.rules import NO_RULES, Rules
+from mqfs.state.rules import NO_RULES, RULES, Rules, parse_rule
 from mqfs.syntax.duration import parse_number
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import compile_pattern

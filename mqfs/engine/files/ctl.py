@@ -16,8 +16,8 @@ from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.delivery import redelivery
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files import status
-from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.files.consumer_lines import CONSUMER_ACTIONS, Changes, ConsumerLines
+from mqfs.engine.files.handle import CommandFile
 from mqfs.engine.group import NO_REPLICA, Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Action, Settings, read
@@ -26,7 +26,7 @@ from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.newest import look_up
 from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
 from mqfs.engine.retention.retention import forget_dropped
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Draft, Kind, Step, User
 from mqfs.state.group import encode_change

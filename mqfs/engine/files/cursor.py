@@ -13,8 +13,7 @@ from typing import Any
 from mqfs import errors, limits
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.waiting import WaitList
-from mqfs.engine.files.commands import LongResponses
-from mqfs.engine.files.handle import to_tell_of
+from mqfs.engine.files.handle import LongResponses, to_tell_of
 from mqfs.engine.files.readers import Searcher, fell_behind
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
@@ -23,7 +22,7 @@ from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.language.settings import in_line, parse_depth
 from mqfs.engine.nodes import Meta
 from mqfs.engine.retention.retained import bound_after_start
-from mqfs.engine.routing.filter import MessageFilter, cover, select, split_select
+from mqfs.engine.routing import MessageFilter, cover, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Kind, Record, Step, User

@@ -12,8 +12,7 @@ from mqfs.engine.delivery.waiting import WaitList
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed, sees
 from mqfs.engine.nodes import Meta
-from mqfs.engine.routing.filter import MessageFilter
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import MessageFilter, View
 from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Record, Step, User, Wait
 

@@ -12,7 +12,7 @@ from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.retention.retained import bound_after_start
-from mqfs.engine.routing.filter import MessageFilter
+from mqfs.engine.routing import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Listed, Record
 

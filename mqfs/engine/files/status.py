@@ -18,7 +18,7 @@ from mqfs.engine.delivery.flow import KEY
 from mqfs.engine.files.handle import OpenFile, PreparedFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Step, User
 from mqfs.store.api import Bucket

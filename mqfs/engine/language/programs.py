@@ -28,9 +28,9 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadCommand, unknown
-from mqfs.syntax.escape import text_of
+from mqfs.syntax.lines import split
+from mqfs.syntax.names import text_of
 from mqfs.syntax.patterns import check_size
-from mqfs.syntax.quoting import split
 
 # ------------------------------------------------------------ program functions
 

@@ -16,8 +16,8 @@ from mqfs import limits
 from mqfs.engine.language import programs
 from mqfs.errors import BadCommand, unknown
 from mqfs.syntax.duration import MOST, parse_duration, parse_number, parse_size, print_duration, print_size
+from mqfs.syntax.lines import quote, split
 from mqfs.syntax.patterns import DOTTED, Words, check_words
-from mqfs.syntax.quoting import quote, split
 
 SYNC_ALWAYS, SYNC_OFF, SYNC_REPLICA = 0, -1, -2
 _VERB = 16  # characters of a command's name in an error: it may be any text

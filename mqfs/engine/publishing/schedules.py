@@ -28,7 +28,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.core.timers import AGAIN_NS, ROUND_NS, SCHEDULES, Alarm
-from mqfs.engine.language.schedules import Schedule, parse_shown, shown
+from mqfs.engine.language.put_request import Schedule, parse_shown, shown
 from mqfs.engine.publishing.admission import Admission, request_of
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.quotas import require_share

@@ -29,12 +29,12 @@ from mqfs.engine.nodes import (
     group_of,
     path_of,
 )
-from mqfs.engine.routing.views import View
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import Denied
 from mqfs.model import Grant, Stat, Step, User
 from mqfs.state.group import Attributes
-from mqfs.syntax.token_line import print_path
+from mqfs.syntax.lines import print_path
 
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree

@@ -1,30 +1,36 @@
-"""The open files of a tree: who has which, how many each user, and what kind of handle a file gets."""
+"""The open files of a tree: who has which, how many each user, and what kind of handle a file gets.
+
+Calls of the tree that leave an audit line: each change, and each refusal.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.files import txn
+from mqfs.engine.files import put
 from mqfs.engine.files.claiming import PeekHandle, WorkStreamHandle
 from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.engine.files.ctl import CtlHandle
 from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.handle import OpenFile
-from mqfs.engine.files.kept import SnapshotHandle
 from mqfs.engine.files.metering import Meters
 from mqfs.engine.files.put import BatchHandle, PutHandle
 from mqfs.engine.files.readers import OrderHandle, ViewHandle
 from mqfs.engine.files.status import TextHandle
-from mqfs.engine.files.stream import StreamHandle
+from mqfs.engine.files.stream import SnapshotHandle, StreamHandle
 from mqfs.engine.group import Group
-from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl, group_of
-from mqfs.engine.routing.views import View
+from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl, group_of, path_of
+from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Step, User
+from mqfs.net.audit import REFUSALS
 from mqfs.quotas import UserLimits
+from mqfs.syntax.lines import print_path
 
 File = Stream | View | Consumer | Meta | SnapshotNode | TakeFile | StagedStream
 
@@ -97,7 +103,7 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     if isinstance(node, Consumer | TakeFile):
         return ConsumerHandle if writes else PeekHandle
     if isinstance(node, StagedStream | TxnCtl):
-        return txn.kind(node)
+        return put.kind(node)
     if writes and not (isinstance(node, Meta) and node.default_mode & 0o222):
         raise errors.Denied(f"{node.name!r}: cannot be written")
     if isinstance(node, View):
@@ -124,3 +130,56 @@ def audit_writes(handle: OpenFile) -> None:
         return step
 
     handle.write = audited  # type: ignore[method-assign]
+
+
+LOOKS = ("walk", "access", "entries", "open")
+CHANGES = ("create", "mkdir", "unlink", "rmdir", "rename", "setattr")
+
+
+def audit_calls(tree: Any) -> None:
+    """Let the methods of a tree whose first arguments are a user and a node leave lines, from now on. One without an
+    audit pays nothing."""
+    for name in LOOKS:
+        setattr(tree, name, _refusals(tree, getattr(tree, name)))
+    for name in CHANGES:
+        setattr(tree, name, _changes(tree, getattr(tree, name)))
+
+
+def _refusals(tree: Any, method: Any) -> Any:
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except REFUSALS as error:
+            user, path, _ = explain(method, args, kwargs)
+            tree.audit.note(user, method.__name__, path, error.detail, status="refused")
+            raise
+
+    return call
+
+
+def _changes(tree: Any, method: Any) -> Any:
+    refusals = _refusals(tree, method)
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        user, path, detail = explain(method, args, kwargs)  # before: it may be gone then
+        done = refusals(*args, **kwargs)
+        tree.audit.note(user, method.__name__, path, detail)
+        return done
+
+    return call
+
+
+def explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
+    """Who called it, of what, and its arguments in words."""
+    given: dict[str, Any] = {**dict(zip(inspect.signature(method).parameters, args, strict=False)), **kwargs}
+    user, node, *_ = given.values()
+    path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)
+    return user, print_path(path), _print(given)
+
+
+def _print(given: dict[str, Any]) -> str:
+    """The arguments that are names and numbers."""
+    known = {key: value for key, value in given.items() if isinstance(value, str | int)}
+    return ", ".join(f"{key} {value:o}" if key == "mode" else f"{key} {value}" for key, value in known.items())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
-from mqfs.engine.core.faults import report_unserved
+from mqfs.engine.core.timers import report_unserved
 from mqfs.engine.group import Group
 from mqfs.model import User
 from mqfs.state import salvage

@@ -16,10 +16,9 @@ from typing import Any, TypeVar, cast
 from mqfs import errors, limits
 from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine import nodes
-from mqfs.engine.core.faults import Faults
 from mqfs.engine.core.log import NOT_REPLICATED, answering
 from mqfs.engine.core.portions import Work, exhaust
-from mqfs.engine.core.timers import LOOKING, Alarm, Timers
+from mqfs.engine.core.timers import LOOKING, Alarm, Faults, Timers
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.metering import Meters
@@ -57,8 +56,7 @@ from mqfs.engine.tree.attributes import (
     set_attributes,
     stat_of,
 )
-from mqfs.engine.tree.audited import audit_calls
-from mqfs.engine.tree.open_files import OpenFiles
+from mqfs.engine.tree.open_files import OpenFiles, audit_calls
 from mqfs.engine.tree.recovery import Place, Unserved, adopt, new_state, read_states
 from mqfs.model import Stat, Step, User, Wait
 from mqfs.net import audit

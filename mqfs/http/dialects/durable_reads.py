@@ -18,9 +18,8 @@ from mqfs import limits
 from mqfs.errors import BadRequest, FellBehind
 from mqfs.http import reading
 from mqfs.http.answers import RAW, SANDBOX, Answer, Cut, Headers
-from mqfs.http.call import Call, TimedOut
-from mqfs.http.dialects.durable_messages import control_event, data_event, is_text, join
-from mqfs.http.dialects.durable_state import Catalog, StreamState
+from mqfs.http.dialects.durable_state import Catalog, StreamState, control_event, data_event, is_text, join
+from mqfs.http.route import Call, TimedOut
 
 _OFFSET = re.compile(r"0{16}_(\d{16})")
 _EPOCH_S, _INTERVAL_S = 1_728_432_000, 20  # cursors count intervals since 9 October 2024, as the protocol has it

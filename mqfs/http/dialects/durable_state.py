@@ -1,4 +1,4 @@
-"""What a durable stream is beside its messages: what it was made with, its producers, whether it is closed.
+"""What a durable stream is: its messages, what it was made with, its producers, whether it is closed.
 
 A durable stream is a stream of a group with `replay all`. An offset is a sequence of the group's log, so a fork copies
 nothing: it is its source below the fork's offset, and then its own messages, which all came later.
@@ -11,14 +11,22 @@ What a stream was made with does not change. It is a message of the stream `__ds
 the first messages. What an append changes (its producer, Stream-Seq, closed) is in the header `durable` of the append's
 last message, all of it: so it is there exactly when the append is, and a start reads what is after the newest append
 only. A close is an empty message: an end of file to readers of the file.
+
+A write is made under a lock that others wait for, so it waits for nothing but the disk there. One that is beyond the
+rate of its user leaves the lock, waits for its turn among all of the user's writes, and is tried once more. One for
+which there is no room is refused.
+
+An append to a stream of JSON is a message for each element of its array, in the very bytes that were sent. Of any other
+type it is one message, and a read is all of them one behind the other.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple, cast
@@ -28,14 +36,116 @@ import attrs
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadCommand, MqfsError, NotFound, OverLimit
+from mqfs.errors import Again, BadCommand, MqfsError, NotFound, OverLimit, TooLong
 from mqfs.http import groups, publishing, reading
-from mqfs.http.answers import RAW
-from mqfs.http.call import Call
-from mqfs.http.dialects.durable_messages import BYTES
-from mqfs.http.dialects.durable_turns import stored_bytes
+from mqfs.http.answers import BREAK, RAW, Answer, media_type
+from mqfs.http.cloud_events import elements, is_json
+from mqfs.http.route import Call, TimedOut
 from mqfs.model import Kind, Record, Step, User, Wait
 from mqfs.records import headers
+from mqfs.records.record import HEAD_BYTES
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+
+def is_text(kind: str) -> bool:
+    """Whether events carry the data of that type as it is; of any other they carry base64."""
+    return media_type(kind) == JSON or media_type(kind).startswith("text/")
+
+
+def split(kind: str, body: bytes) -> Iterator[bytes]:
+    """The messages of an append, in steps of some milliseconds at most. Raises BadRequest, TooLong."""
+    if media_type(kind) != JSON:
+        if len(body) > limits.MESSAGE_BYTES:
+            raise TooLong(f"body of {len(body)} bytes: too long (expected at most {limits.MESSAGE_BYTES})")
+        yield body
+        return
+    yield from (element.encode() for element in elements(body))
+
+
+def join(kind: str, messages: Sequence[bytes]) -> bytes:
+    """The body of an answer. In a stream of JSON a message of another program that is none is given as a string."""
+    if media_type(kind) != JSON:
+        return b"".join(messages)
+    return b"[" + b",".join(map(_as_json, messages)) + b"]"
+
+
+def _as_json(message: bytes) -> bytes:
+    return message if is_json(message) else json.dumps(message.decode(errors="replace"), ensure_ascii=False).encode()
+
+
+def data_event(kind: str, messages: Sequence[bytes]) -> bytes:
+    """The event of some messages; empty for none. A blank after the colon is there for a line that begins with one."""
+    if not messages:
+        return b""
+    data = join(kind, messages)
+    text = data.decode(errors="replace") if is_text(kind) else base64.b64encode(data).decode()
+    lines = (f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in BREAK.split(text))
+    return f"event: data\n{''.join(lines)}\n".encode()
+
+
+def control_event(control: dict[str, object]) -> bytes:
+    """The event that says where the messages before it end."""
+    return b"event: control\ndata:" + json.dumps(control).encode() + b"\n\n"
+
+
+class Turn:
+    """The turn of one request, by the rate of its user: it writes once."""
+
+    def __init__(self, call: Call) -> None:
+        self._call, meters = call, call.tree.open_files.meters
+        self._meter = meters.of(call.user.uid) if meters is not None else None
+        self._is_taken = self._meter is None
+        self._asked: tuple[int, int] | None = None  # for how much it has to wait
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether its user may have to wait for it."""
+        return not self._is_taken
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether `take` raised."""
+        return self._asked is not None
+
+    def take(self, messages: int, size: int) -> None:
+        """Count a write of that number of messages and bytes, unless one was counted. Raises Again where it has to
+        wait."""
+        if self._is_taken or self._meter is None:
+            return
+        self._is_taken = self._meter.try_turn(messages, size)
+        if not self._is_taken:
+            self._asked = messages, size
+            raise Again("write: beyond the rate of its user (try again)")
+
+    async def wait(self) -> None:
+        """Wait until it is there, where `take` raised. Raises Again where that takes too long."""
+        assert self._meter is not None
+        assert self._asked is not None
+        try:
+            await self._call.front.await_step(self._meter.turn(*self._asked), limits.DURABLE_WAIT_S)
+        except TimedOut:
+            raise Again("write: beyond the rate of its user (try again)") from None
+        self._is_taken = True
+
+
+async def in_turn(call: Call, write: Callable[[Turn], Awaitable[Answer]]) -> Answer:
+    """What a write comes to, at its turn. `write` holds a lock when it takes that, and none when it returns."""
+    turn = Turn(call)
+    try:
+        return await write(turn)
+    except Again:
+        if not turn.is_awaited:
+            raise
+    await turn.wait()
+    return await write(turn)
+
+
+def stored_bytes(name: str, messages: int, size: int) -> int:
+    """About how many bytes the log takes for messages of the stream of that name, `size` bytes as frames."""
+    return size + messages * (HEAD_BYTES - len(publishing.frame(name, b"")))
+
 
 CATALOG = "__ds"  # also the protocol's name for what is not a stream
 HEADER = "durable"

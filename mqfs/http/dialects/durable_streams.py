@@ -24,24 +24,27 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Again, BadRequest, Busy, Exists, MqfsError, NotFound, StreamFull
 from mqfs.http import groups, publishing, target
 from mqfs.http.answers import Answer, Headers, Unsupported, media_type
-from mqfs.http.call import Call
 from mqfs.http.dialects import durable_reads
-from mqfs.http.dialects.durable_messages import BYTES, JSON, split
 from mqfs.http.dialects.durable_reads import SAME_SITE, parse_offset, print_offset
 from mqfs.http.dialects.durable_state import (
+    BYTES,
     CATALOG,
+    JSON,
     MOST,
     Catalog,
     Config,
     Lock,
     Producer,
     StreamState,
+    Turn,
     catalog_of,
+    in_turn,
     is_header,
     is_used,
+    split,
+    stored_bytes,
 )
-from mqfs.http.dialects.durable_turns import Turn, in_turn, stored_bytes
-from mqfs.http.route import APPEND, Route
+from mqfs.http.route import APPEND, Call, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
 from mqfs.http.wire import Request

@@ -27,9 +27,8 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, MqfsError, NotFound, StreamFull, TooLong
 from mqfs.http import publishing, reading
 from mqfs.http.answers import JSON, LINES, TEXT, Answer, Format, as_json
-from mqfs.http.call import Call
 from mqfs.http.groups import with_stream
-from mqfs.http.route import JSON_NOTE, NOTE, Route
+from mqfs.http.route import JSON_NOTE, NOTE, Call, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.http.wire import Request

@@ -19,9 +19,8 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, NotFound
 from mqfs.http import answers, publishing, reading
 from mqfs.http.answers import Answer
-from mqfs.http.call import Call
 from mqfs.http.groups import with_stream
-from mqfs.http.route import VALUE, Calls, Route
+from mqfs.http.route import VALUE, Call, Calls, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.model import User

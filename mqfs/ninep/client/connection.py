@@ -29,13 +29,11 @@ from typing import Any, TypeVar
 from mqfs import limits
 from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError, OverLimit
 from mqfs.model import Stat
-from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
-from mqfs.ninep.client.channel import Channel, Procedure, flags_of
-from mqfs.ninep.client.dial import TlsSocket, dial, first_of, reason_of
-from mqfs.ninep.client.machine import ClientMachine, clunk_once, expect, stat_of_root
-from mqfs.ninep.client.silence import Silence, is_ready, send_all
-from mqfs.ninep.codec.dialect import Dialect
+from mqfs.net.sockets import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
+from mqfs.ninep.client.dial import Silence, TlsSocket, dial, first_of, is_ready, reason_of, send_all
+from mqfs.ninep.client.machine import Channel, ClientMachine, Procedure, clunk_once, expect, flags_of, stat_of_root
 from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import Dialect
 
 T = TypeVar("T")
 RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: `progress` shows those of a long request over a slow link

@@ -1,28 +1,29 @@
 """The client side of a 9P connection without I/O: requests to bytes, bytes to replies by tag.
 
 It allocates tags and fids, and has the procedures of a client in all three dialects. A procedure is a generator that
-yields requests and is sent their replies, or thrown their errors. Imports nothing of the engine.
+yields requests and is sent their replies, or thrown their errors. An open fid is a channel: its reads and writes are
+procedures, too. Imports nothing of the engine.
 """
 
 from __future__ import annotations
 
 import os
 import stat as modes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+import attrs
 
 from mqfs import limits
-from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, Unsupported
+from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
 from mqfs.model import QTDIR, Qid, Stat
 from mqfs.net import challenge, identity
 from mqfs.net.identity import NONUNAME
-from mqfs.ninep.client.channel import Channel, Procedure
-from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import NUMBERS, TYPES, Dialect, raised
 from mqfs.ninep.codec.messages import DMTMP, KEEP16, KEEP32, KEEP64, NOFID, NOTAG, Fcall
 from mqfs.ninep.codec.wire import (
     IO_OVERHEAD,
+    NUMBERS,
     R_READ,
     R_WRITE,
     READ_HEADER,
@@ -31,12 +32,93 @@ from mqfs.ninep.codec.wire import (
     T_READ,
     T_WRITE,
     TREAD,
+    TYPES,
     WRITE_HEADER,
+    Dialect,
     Framer,
     Reader,
     decode,
     encode,
+    raised,
 )
+
+T = TypeVar("T")
+Procedure = Generator[Fcall, Any, T]
+MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
+
+
+def flags_of(mode: str) -> int:
+    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
+    plain = mode.replace("b", "")
+    if plain not in MODES:
+        raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
+    return MODES[plain]
+
+
+@attrs.define(eq=False)
+class Channel:
+    """An open fid: the offset, and a message that arrived for a flushed read."""
+
+    fid: int
+    qid: Qid
+    msize: int  # as agreed
+    unix: bool  # the dialect is 9P2000.u
+    offset: int = 0
+    kept: bytes | None = None  # of a read that was flushed too late
+    short: bool = False  # the last read returned less than its count
+    is_clunked: bool = False  # or about to be: the fid may be another file's
+    most: int = attrs.field(init=False)  # the largest message that can be written, in bytes
+
+    @most.default
+    def _most(self) -> int:
+        return self.msize - IO_OVERHEAD
+
+    def read_request(self, count: int) -> m.Tread:
+        """The request that reads."""
+        count = min(count, self.msize - READ_OVERHEAD)
+        if count == self.most:
+            count -= 1  # a server takes it for a read that v9fs has cut, and expects another
+        return m.Tread(0, self.fid, self.offset, count)
+
+    def read(self, count: int) -> Procedure[bytes]:
+        """The next message or a part of it; b"" at the end."""
+        if self.kept is not None:
+            return self.take_kept(count)
+        request = self.read_request(count)
+        data: bytes = (yield request).data
+        while self.took(len(data), request.count):
+            data = (yield request).data
+        return data
+
+    def take_kept(self, count: int) -> bytes:
+        kept = self.kept or b""
+        self.kept = kept[count:] or None
+        return kept[:count]
+
+    def took(self, length: int, count: Any) -> bool:
+        """Whether to read again: behind the end of file that clients get which read until their buffer is full."""
+        is_false_end = self.unix and self.short and not length
+        self.offset += length
+        self.short = 0 < length < count
+        return is_false_end
+
+    def keep(self, reply: Fcall | None, offset: int) -> None:
+        """Keep the reply of a read at an offset that was flushed too late, for the next read."""
+        if isinstance(reply, m.Rread):
+            self.kept, self.offset = reply.data, offset
+            self.took(len(reply.data), self.msize)
+
+    def request(self, data: bytes) -> m.Twrite:
+        """The request that writes one message. Raises TooLong."""
+        if len(data) > self.most:
+            raise TooLong(f"message of {len(data)} bytes (expected at most {self.most} by the connection's msize)")
+        return m.Twrite(0, self.fid, self.offset, data)
+
+    def write(self, data: bytes) -> Procedure[int]:
+        """One message."""
+        reply = yield self.request(data)
+        return int(reply.count)
+
 
 O_NONBLOCK = 0o4000
 _SECOND_NS = 10**9
@@ -247,7 +329,7 @@ class ClientMachine:
         fid = yield from self.walk(path)
         try:
             if self.dialect.linux:
-                reply = yield linux.Tlopen(0, fid, flags | (O_NONBLOCK if nonblocking else 0))
+                reply = yield m.Tlopen(0, fid, flags | (O_NONBLOCK if nonblocking else 0))
             elif nonblocking:
                 raise Unsupported(f"nonblocking open: not in {self.dialect.version} (expected 9P2000.L)")
             else:
@@ -263,7 +345,7 @@ class ClientMachine:
         fid = yield from self.walk(group)
         try:
             if self.dialect.linux:
-                reply = yield linux.Tlcreate(0, fid, name, flags | os.O_CREAT | os.O_EXCL, mode, os.getegid())
+                reply = yield m.Tlcreate(0, fid, name, flags | os.O_CREAT | os.O_EXCL, mode, os.getegid())
             else:
                 reply = yield m.Tcreate(0, fid, name, _permissions(mode), flags)
         except MqfsError:
@@ -276,7 +358,7 @@ class ClientMachine:
 
         def make(fid: int) -> Procedure[None]:
             if self.dialect.linux:
-                yield linux.Tmkdir(0, fid, name, mode, os.getegid())
+                yield m.Tmkdir(0, fid, name, mode, os.getegid())
             else:
                 yield m.Tcreate(0, fid, name, _directory_mode(mode), os.O_RDONLY)
 
@@ -300,7 +382,7 @@ class ClientMachine:
                 return
             above = yield from self.walk(group)
             try:
-                yield linux.Trename(0, fid, above, name)
+                yield m.Trename(0, fid, above, name)
             finally:
                 yield from self.clunk(above)
 
@@ -312,7 +394,7 @@ class ClientMachine:
 
         def give(fid: int) -> Procedure[None]:
             if self.dialect.linux:
-                yield linux.Tsetattr(0, fid, linux.SET_MODE, mode, 0, 0, 0, 0, 0, 0, 0)
+                yield m.Tsetattr(0, fid, m.SET_MODE, mode, 0, 0, 0, 0, 0, 0, 0)
             else:
                 yield m.Twstat(0, fid, unchanged()._replace(mode=_permissions(mode) | kind << 24))
 
@@ -323,7 +405,7 @@ class ClientMachine:
     def stat(self, path: str) -> Procedure[Stat]:
         def ask(fid: int) -> Procedure[Stat]:
             if self.dialect.linux:
-                reply = yield linux.Tgetattr(0, fid, linux.GETATTR_BASIC)
+                reply = yield m.Tgetattr(0, fid, m.GETATTR_BASIC)
                 return stat_of_attributes(reply, path.rstrip("/").rpartition("/")[2] or "/")
             reply = yield m.Tstat(0, fid)
             return stat_of_dir(reply.stat)
@@ -336,7 +418,7 @@ class ClientMachine:
 
         def read(fid: int) -> Procedure[list[str]]:
             if self.dialect.linux:
-                yield linux.Tlopen(0, fid, os.O_RDONLY)
+                yield m.Tlopen(0, fid, os.O_RDONLY)
                 return (yield from self._read_entries(fid))
             yield m.Topen(0, fid, os.O_RDONLY)
             return (yield from self._read_stats(fid))
@@ -348,7 +430,7 @@ class ClientMachine:
         names: list[str] = []
         offset = 0
         while True:
-            entries = (yield linux.Treaddir(0, fid, offset, self.msize - READ_OVERHEAD)).entries
+            entries = (yield m.Treaddir(0, fid, offset, self.msize - READ_OVERHEAD)).entries
             if not entries:
                 return [name for name in names if name not in (".", "..")]
             names += (entry.name for entry in entries)
@@ -370,7 +452,7 @@ class ClientMachine:
 def stat_of_root(caller: ClientMachine) -> Fcall:
     """A request that a server answers at once, while others wait."""
     root = caller.root
-    return linux.Tgetattr(0, root, linux.GETATTR_BASIC) if caller.dialect.linux else m.Tstat(0, root)
+    return m.Tgetattr(0, root, m.GETATTR_BASIC) if caller.dialect.linux else m.Tstat(0, root)
 
 
 def clunk_once(caller: ClientMachine, channel: Channel) -> Procedure[None]:
@@ -383,7 +465,7 @@ def clunk_once(caller: ClientMachine, channel: Channel) -> Procedure[None]:
 
 def check(reply: Fcall) -> Fcall:
     """The reply. Raises the error it carries."""
-    if isinstance(reply, (m.Rerror, linux.Rlerror)):
+    if isinstance(reply, (m.Rerror, m.Rlerror)):
         raise raised(reply)
     return reply
 
@@ -424,6 +506,6 @@ def stat_of_dir(it: m.Dir) -> Stat:
     return Stat(it.qid, it.mode & 0o777 | _kind(it.qid), uid, gid, it.length, 0, 1, mtime, mtime, it.name)
 
 
-def stat_of_attributes(it: linux.Rgetattr, name: str) -> Stat:
+def stat_of_attributes(it: m.Rgetattr, name: str) -> Stat:
     mtime, ctime = it.mtime * _SECOND_NS + it.mtime_ns, it.ctime * _SECOND_NS + it.ctime_ns
     return Stat(it.qid, it.mode, it.uid, it.gid, it.size, it.blocks * 512, it.nlink, mtime, ctime, name)

@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mqfs.model import Qid
-from mqfs.ninep.codec.dialect import NUMBERS
-from mqfs.ninep.codec.linux_messages import Entry
-from mqfs.ninep.codec.messages import Dir, Fcall
-from mqfs.ninep.codec.wire import layout
+from mqfs.ninep.codec.messages import Dir, Entry, Fcall
+from mqfs.ninep.codec.wire import NUMBERS, layout
 
 _BARE = re.compile(r"[A-Za-z0-9._/+@:,!%=&^#-]+")
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[\[\]{}]|[^\s\[\]{}"]+)')

@@ -17,8 +17,7 @@ from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, NotFound, No
 from mqfs.model import QTDIR, Grant, Step, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
-from mqfs.ninep.codec.linux_messages import Entry
-from mqfs.ninep.codec.messages import DMTMP, Dir
+from mqfs.ninep.codec.messages import DMTMP, Dir, Entry
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
 from mqfs.quotas import UserLimits
 from mqfs.state.file_locks import Key

@@ -17,8 +17,8 @@ from mqfs.engine.language.permissions import W, require_scope
 from mqfs.engine.tree.attributes import disk_space
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.model import Step, User
-from mqfs.ninep.codec import linux_messages as linux
-from mqfs.ninep.codec.linux_messages import (
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import (
     AT_REMOVEDIR,
     GETATTR_BASIC,
     READ_LOCK,
@@ -27,8 +27,8 @@ from mqfs.ninep.codec.linux_messages import (
     SET_UID,
     UNLOCK,
     WRITE_LOCK,
+    Fcall,
 )  # fmt: skip
-from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
@@ -47,12 +47,12 @@ BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
 # ---------------------------------------------------------------- opening and making
 
 
-def lopen(session: Session, request: linux.Tlopen) -> Fcall:
+def lopen(session: Session, request: m.Tlopen) -> Fcall:
     fid = session.fids.find(request.fid).closed()
     if request.flags & O_DIRECTORY and not fid.node.directory:
         raise NotDirectory
     qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, nonblocking=bool(request.flags & O_NONBLOCK))
-    return linux.Rlopen(request.tag, qid, iounit)
+    return m.Rlopen(request.tag, qid, iounit)
 
 
 def acting(user: User, gid: int) -> User:
@@ -60,7 +60,7 @@ def acting(user: User, gid: int) -> User:
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
-def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
+def lcreate(session: Session, request: m.Tlcreate) -> Fcall | Later:
     fid = session.fids.find(request.fid).closed()
     group = directory(fid)
     flags, nonblocking = request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK)
@@ -75,38 +75,38 @@ def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
         step = session.tree.walk(fid.user, group, request.name)
 
     def then(node: Any) -> Fcall:
-        return linux.Rlcreate(request.tag, *become(session, fid, node, flags, nonblocking=nonblocking, made=made))
+        return m.Rlcreate(request.tag, *become(session, fid, node, flags, nonblocking=nonblocking, made=made))
 
     return later(step, then, calls=True)
 
 
-def mkdir(session: Session, request: linux.Tmkdir) -> Fcall | Later:
+def mkdir(session: Session, request: m.Tmkdir) -> Fcall | Later:
     fid = session.fids.find(request.dfid)
     step = session.tree.mkdir(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
-    return later(step, lambda node: linux.Rmkdir(request.tag, node.qid))
+    return later(step, lambda node: m.Rmkdir(request.tag, node.qid))
 
 
-def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
+def mknod(session: Session, request: m.Tmknod) -> Fcall | Later:
     """Make a stream, which is a regular file here. Raises NotPermitted for any other type."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("cannot create a special file (expected a stream or group)")
     fid = session.fids.find(request.fid)
     step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o1777)
-    return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
+    return later(step, lambda node: m.Rmknod(request.tag, node.qid))
 
 
-def symlink(session: Session, request: linux.Tsymlink) -> Fcall:
+def symlink(session: Session, request: m.Tsymlink) -> Fcall:
     directory(session.fids.find(request.fid))
     raise NotPermitted("symbolic links are not supported")
 
 
-def link(session: Session, request: linux.Tlink) -> Fcall:
+def link(session: Session, request: m.Tlink) -> Fcall:
     directory(session.fids.find(request.dfid))
     session.fids.find(request.fid)
     raise NotPermitted("links are not supported")
 
 
-def readlink(session: Session, request: linux.Treadlink) -> Fcall:
+def readlink(session: Session, request: m.Treadlink) -> Fcall:
     session.fids.find(request.fid)
     raise BadRequest("not a symbolic link")
 
@@ -114,36 +114,36 @@ def readlink(session: Session, request: linux.Treadlink) -> Fcall:
 # ---------------------------------------------------------------- renaming and removing
 
 
-def rename(session: Session, request: linux.Trename) -> Fcall | Later:
+def rename(session: Session, request: m.Trename) -> Fcall | Later:
     to = directory(session.fids.find(request.dfid))
     step = rename_node(session, session.fids.find(request.fid), request.name, to)
-    return later(step, lambda _: linux.Rrename(request.tag))
+    return later(step, lambda _: m.Rrename(request.tag))
 
 
-def renameat(session: Session, request: linux.Trenameat) -> Fcall | Later:
+def renameat(session: Session, request: m.Trenameat) -> Fcall | Later:
     fid = session.fids.find(request.olddirfid)
     to = directory(session.fids.find(request.newdirfid))
     step = session.tree.rename(fid.user, directory(fid), request.oldname, to, request.newname)
-    return later(step, lambda _: linux.Rrenameat(request.tag))
+    return later(step, lambda _: m.Rrenameat(request.tag))
 
 
-def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
+def unlinkat(session: Session, request: m.Tunlinkat) -> Fcall | Later:
     fid = session.fids.find(request.dirfd)
     take = session.tree.rmdir if request.flags & AT_REMOVEDIR else session.tree.unlink
-    return later(take(fid.user, directory(fid), request.name), lambda _: linux.Runlinkat(request.tag))
+    return later(take(fid.user, directory(fid), request.name), lambda _: m.Runlinkat(request.tag))
 
 
 # ---------------------------------------------------------------- reading directories
 
 
-def readdir(session: Session, request: linux.Treaddir) -> Fcall | Later:
+def readdir(session: Session, request: m.Treaddir) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if (listing := fid.listing) is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid}: not open")
     count = min(request.count, session.negotiated.msize - READ_OVERHEAD)
 
     def then(_: None) -> Fcall:
-        return linux.Rreaddir(request.tag, listing.entries(fid, request.offset, count))
+        return m.Rreaddir(request.tag, listing.entries(fid, request.offset, count))
 
     return later(listing.begin(request.offset), then, fid=fid, calls=True)
 
@@ -151,12 +151,12 @@ def readdir(session: Session, request: linux.Treaddir) -> Fcall | Later:
 # ---------------------------------------------------------------- attributes
 
 
-def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
+def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
     fid = session.fids.find(request.fid)
     it = session.tree.stat(fid.node)
     mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(it.ctime_ns, 10**9)
-    return linux.Rgetattr(
+    return m.Rgetattr(
         tag=request.tag,
         valid=GETATTR_BASIC,
         qid=it.qid,
@@ -181,20 +181,20 @@ def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
     )
 
 
-def setattr_(session: Session, request: linux.Tsetattr) -> Fcall | Later:
+def setattr_(session: Session, request: m.Tsetattr) -> Fcall | Later:
     """Size and times are accepted and dropped."""
     fid = session.fids.find(request.fid)
     wanted = {"mode": (SET_MODE, request.mode & 0o1777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
     changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
     step = session.tree.setattr(fid.user, fid.node, **changes) if changes else None
-    return later(step, lambda _: linux.Rsetattr(request.tag))
+    return later(step, lambda _: m.Rsetattr(request.tag))
 
 
-def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
+def statfs(session: Session, request: m.Tstatfs) -> Fcall:
     """The figures of the store's disk, as a mount shows them."""
     session.fids.find(request.fid)
     disk = disk_space(session.tree.store.path)
-    return linux.Rstatfs(
+    return m.Rstatfs(
         tag=request.tag,
         type=V9FS_MAGIC,
         bsize=disk.f_frsize,  # the unit of the next three
@@ -208,14 +208,14 @@ def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
     )
 
 
-def fsync(session: Session, request: linux.Tfsync) -> Fcall | Later:
+def fsync(session: Session, request: m.Tfsync) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if not fid.open:
         raise BadFid(f"fid {request.fid}: not open")
-    return later(synced(session, fid), lambda _: linux.Rfsync(request.tag))
+    return later(synced(session, fid), lambda _: m.Rfsync(request.tag))
 
 
-def xattrwalk(session: Session, request: linux.Txattrwalk) -> Fcall:
+def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
     """No file has extended attributes: their list is empty, none is found."""
     fid = session.fids.find(request.fid)
     if request.name:
@@ -224,10 +224,10 @@ def xattrwalk(session: Session, request: linux.Txattrwalk) -> Fcall:
     listed = fid.clone(request.newfid, fid.node)
     listed.xattr = True
     session.fids.add(listed)
-    return linux.Rxattrwalk(request.tag, 0)
+    return m.Rxattrwalk(request.tag, 0)
 
 
-def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
+def xattrcreate(session: Session, request: m.Txattrcreate) -> Fcall:
     session.fids.find(request.fid)
     raise Unsupported("extended attributes")
 
@@ -238,7 +238,7 @@ def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
 GRANTED, BLOCKED = 0, 1
 
 
-def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
+def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number}: not open")
     if len(request.client_id) > limits.NAME_BYTES:
@@ -250,52 +250,52 @@ def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> 
     return Key(fid.node.qid.path, False), held
 
 
-def lock(session: Session, request: linux.Tlock) -> Fcall:
+def lock(session: Session, request: m.Tlock) -> Fcall:
     """Granted or refused at once: a client that gets BLOCKED asks again."""
     fid = session.fids.find(request.fid)
     key, wanted = _lock(session, fid, request)
     if request.type == UNLOCK:
         session.tree.locks.release(key, wanted.owner, wanted.start, wanted.end)
-        return linux.Rlock(request.tag, GRANTED)
+        return m.Rlock(request.tag, GRANTED)
     if request.type not in (READ_LOCK, WRITE_LOCK):
         raise BadRequest(f"lock type {request.type} (expected {READ_LOCK}, {WRITE_LOCK} or {UNLOCK})")
     if wanted.exclusive:  # it keeps others from reading, though flock(2) takes one through any descriptor
         require_scope(fid.user, W, fid.node.name)
     granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
-    return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
+    return m.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
-def getlock(session: Session, request: linux.Tgetlock) -> Fcall:
+def getlock(session: Session, request: m.Tgetlock) -> Fcall:
     """The conflicting lock, or the request's own with type UNLOCK."""
     fid = session.fids.find(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:
-        return linux.Rgetlock(request.tag, UNLOCK, *request[3:])
+        return m.Rgetlock(request.tag, UNLOCK, *request[3:])
     length = 0 if held.end == END else held.end - held.start
     kind = WRITE_LOCK if held.exclusive else READ_LOCK
     client_id = held.owner[1] if isinstance(held.owner, tuple) else ""  # else it is not of a 9P client
-    return linux.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
+    return m.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 
 OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
-    linux.Tlopen: lopen,
-    linux.Tlcreate: lcreate,
-    linux.Tmkdir: mkdir,
-    linux.Tmknod: mknod,
-    linux.Tsymlink: symlink,
-    linux.Tlink: link,
-    linux.Treadlink: readlink,
-    linux.Trename: rename,
-    linux.Trenameat: renameat,
-    linux.Tunlinkat: unlinkat,
-    linux.Treaddir: readdir,
-    linux.Tgetattr: getattr_,
-    linux.Tsetattr: setattr_,
-    linux.Tstatfs: statfs,
-    linux.Tfsync: fsync,
-    linux.Txattrwalk: xattrwalk,
-    linux.Txattrcreate: xattrcreate,
-    linux.Tlock: lock,
-    linux.Tgetlock: getlock,
+    m.Tlopen: lopen,
+    m.Tlcreate: lcreate,
+    m.Tmkdir: mkdir,
+    m.Tmknod: mknod,
+    m.Tsymlink: symlink,
+    m.Tlink: link,
+    m.Treadlink: readlink,
+    m.Trename: rename,
+    m.Trenameat: renameat,
+    m.Tunlinkat: unlinkat,
+    m.Treaddir: readdir,
+    m.Tgetattr: getattr_,
+    m.Tsetattr: setattr_,
+    m.Tstatfs: statfs,
+    m.Tfsync: fsync,
+    m.Txattrwalk: xattrwalk,
+    m.Txattrcreate: xattrcreate,
+    m.Tlock: lock,
+    m.Tgetlock: getlock,
 }

@@ -11,10 +11,9 @@ from mqfs import limits
 from mqfs.errors import DiskFailed, Interrupted, MqfsError, OverLimit
 from mqfs.model import Step, Wait
 from mqfs.net.peer import Peer
-from mqfs.ninep.codec.dialect import Dialect, refusal
 from mqfs.ninep.codec.messages import Fcall, Rflush, Rread, Tflush
 from mqfs.ninep.codec.notation import show
-from mqfs.ninep.codec.wire import R_READ, READ_HEADER, READ_OVERHEAD, decode, encode
+from mqfs.ninep.codec.wire import R_READ, READ_HEADER, READ_OVERHEAD, Dialect, decode, encode, refusal
 from mqfs.ninep.server.fids import Fid
 from mqfs.quotas import UserLimits
 

@@ -33,7 +33,6 @@ from mqfs.errors import (
 from mqfs.model import Step, Wait
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Proof
-from mqfs.ninep.codec.dialect import TYPES, negotiate
 from mqfs.ninep.codec.messages import Fcall, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.codec.notation import show
 from mqfs.ninep.codec.wire import (
@@ -49,10 +48,12 @@ from mqfs.ninep.codec.wire import (
     T_VERSION,
     T_WRITE,
     TREAD,
+    TYPES,
     WRITE_HEADER,
     Buffer,
     Framer,
     decode,
+    negotiate,
 )
 from mqfs.ninep.server import linux_operations, operations, resumable
 from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory

@@ -16,9 +16,8 @@ import trio
 
 from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit, Unsupported
-from mqfs.net.address import UnixAddress
 from mqfs.net.peer import Peer
-from mqfs.net.sockets import pid_namespace
+from mqfs.net.sockets import UnixAddress, pid_namespace
 from mqfs.net.tls import TlsCalls
 from mqfs.quotas import UserLimits
 from mqfs.ring import protocol

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
-from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
+from mqfs.engine.publishing.publisher import count_unstored, has_live_readers, ingest
 from mqfs.model import MORE, NEVER, Buffer, Record, RecordColumns
 from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.ring.server.ingest_checks import HEAD_COST, IngestChecks

@@ -21,13 +21,13 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Settings, parse_settings
 from mqfs.model import Step, User, Wait
-from mqfs.net.yielding import let_client_run
+from mqfs.net.sockets import let_client_run
 from mqfs.quotas import require_share
 from mqfs.ring.server.intake import hold_room
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
 from mqfs.store.api import Store
-from mqfs.store.commit_thread import Post
+from mqfs.store.group_commit import Post
 
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree

@@ -16,7 +16,7 @@ from mqfs import errors
 from mqfs.engine.nodes import Meta
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Wait
-from mqfs.store import commit_thread, group_commit
+from mqfs.store import group_commit
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from tests.support.clock import ManualClock
@@ -147,9 +147,7 @@ def test_writes_of_one_duration_wait_as_one(tmp_path: Path) -> None:
     try:
         for _ in range(2_000):
             case.settled(case.writer.write(b"more"))
-        kept = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.Filter(True, module.__file__) for module in (group_commit, commit_thread)]
-        )
+        kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, group_commit.__file__)])
     finally:
         tracemalloc.stop()
     assert sum(trace.size for trace in kept.traces) < 10_000

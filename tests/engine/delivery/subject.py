@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs.engine.tree.tree import Tree
-from mqfs.ninep.client.channel import Procedure
+from mqfs.ninep.client.machine import Procedure
 from mqfs.state.acks import AckState
 from mqfs.store.api import Store
 from tests.engine.nine import NineSubject

@@ -13,8 +13,8 @@ from mqfs import limits
 from mqfs.engine.language.settings import USAGE, Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.lines import quote, split
 from mqfs.syntax.patterns import DOTTED, Words
-from mqfs.syntax.quoting import quote, split
 from tests.support.hand import ANNA, ROOT, Hand
 
 SETTINGS = st.builds(

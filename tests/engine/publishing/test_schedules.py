@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.language.schedules import parse_cron
+from mqfs.engine.language.put_request import parse_cron
 from mqfs.model import User, Wait
 from tests.engine.core.test_shown import Copied
 from tests.support.clock import SECOND, MachineClock, RunningClock

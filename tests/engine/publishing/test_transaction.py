@@ -14,8 +14,8 @@ from mqfs import errors, limits
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.nodes import TxnFolder
 from mqfs.model import Wait
-from mqfs.store.disk import Disk
-from mqfs.store.spool import DiskStaged, MemoryStaged
+from mqfs.store.disk import Disk, DiskStaged
+from mqfs.store.memory import MemoryStaged
 from tests.support.batches import Units, frame
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import read, say

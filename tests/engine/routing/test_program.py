@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mqfs import limits
 from mqfs.engine.language.programs import Program, binding, is_program, parse
 from mqfs.errors import BadCommand
-from mqfs.syntax.quoting import quote
+from mqfs.syntax.lines import quote
 from tests.support import ROOT
 from tests.support.campaign import size
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from mqfs.engine.tree.audited import audit_calls
+from mqfs.engine.tree.open_files import audit_calls
 from mqfs.errors import Denied, MqfsError
 from mqfs.model import Grant, User
 from mqfs.net.audit import Audit

@@ -26,7 +26,7 @@ from mqfs.model import QTDIR, User, Wait
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from mqfs.syntax import names
-from mqfs.syntax.quoting import quote
+from mqfs.syntax.lines import quote
 from tests.support.batches import Units
 from tests.support.clock import ManualClock
 from tests.support.eventually import HANG_S

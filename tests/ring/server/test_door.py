@@ -24,7 +24,7 @@ from mqfs import errors, limits, ring
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-from mqfs.net.address import UnixAddress
+from mqfs.net.sockets import UnixAddress
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry

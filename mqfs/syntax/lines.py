@@ -1,7 +1,8 @@
-"""A line of a token file: USER sha256:ID:HEX [expires=WHEN] [scope=SCOPE] [path=/GROUP] [note=TEXT].
+"""Lines of words, quoted as in rc(1): of commands, and of a token file.
 
-Words are quoted as in rc(1). The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a
-secret of 256 random bits needs no slow hash.
+    USER sha256:ID:HEX [expires=WHEN] [scope=SCOPE] [path=/GROUP] [note=TEXT]
+
+The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a secret of 256 random bits needs no slow hash.
 """
 
 from __future__ import annotations
@@ -15,9 +16,60 @@ from datetime import UTC, datetime
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, BadRequest
 from mqfs.model import SCOPES
-from mqfs.syntax.quoting import quote, split
+
+_WORD = re.compile(r"[^\s'#]+|'[^']*(?:''[^']*)*'")
+_PLAIN = re.compile(r"[^\s'#]+\Z")
+
+
+def split(line: str) -> list[str]:
+    """The words of a line, quoted as in rc(1): 'it''s'. An unquoted # begins a comment, but
+    one before a dot begins a pattern. Raises BadCommand."""
+    if "'" not in line and "#" not in line:
+        return line.split()
+    words: list[str] = []
+    at, glued = 0, False
+    while at < len(line):
+        if line[at].isspace():
+            at, glued = at + 1, False
+            continue
+        if line[at] == "#":
+            if not glued and line[at + 1 : at + 2] != ".":
+                break
+            words[-1:] = [words[-1] + "#"] if glued else [*words[-1:], "#"]
+            at, glued = at + 1, True
+            continue
+        match = _WORD.match(line, at)
+        if match is None:
+            raise BadCommand("quote not closed (expected another ')")
+        word = match.group()
+        if word[0] == "'":
+            word = word[1:-1].replace("''", "'")
+        if glued:
+            words[-1] += word
+        else:
+            words.append(word)
+        at, glued = match.end(), True
+    return words
+
+
+def quote(word: str) -> str:
+    """The word so that `split` gives it back."""
+    return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
+
+
+def quote_word(word: str) -> str:
+    """The word for a command line. Raises BadRequest where it would end the line."""
+    if "\n" in word:
+        raise BadRequest(f"invalid argument {word!r}: newline (expected one line)")
+    return quote(word)
+
+
+def command_lines(*lines: str) -> bytes:
+    """Commands for one write."""
+    return "".join(f"{line}\n" for line in lines).encode()
+
 
 MARK = "sha256:"  # begins the second word
 FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"

@@ -1,1 +1,0 @@
-"""Which messages a reader is for: patterns, programs, views, seek."""
