@@ -89,6 +89,9 @@ def _middle(at: int) -> int:
     return ((at - shift * _STEPS) << shift) + (1 << shift) // 2
 
 
+# ------------------------------------------------------------ drivers
+
+
 STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
 Delivery: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
 
@@ -255,6 +258,9 @@ class Files:
 
     def close(self) -> None:
         """Nothing to do: the files are closed with the process."""
+
+
+# ------------------------------------------------------------ actors
 
 
 _clock = time.monotonic_ns

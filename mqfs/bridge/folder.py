@@ -182,6 +182,9 @@ def bucket_names(found: Iterable[str]) -> list[str]:
     return names
 
 
+# ------------------------------------------------------------ the folder
+
+
 class NotPlain(OSError):
     """A link, directory, FIFO, socket or device where a plain file is expected."""
 

@@ -71,6 +71,9 @@ def become_owner(path: str) -> str:
     return user
 
 
+# ------------------------------------------------------------ values of the command line
+
+
 def duration(context: click.Context, option: click.Parameter, value: str) -> int:
     """A callback of click: the nanoseconds of a duration. Raises BadParameter."""
     try:

@@ -233,6 +233,9 @@ def _cannot(_stream: str, _body: object, _committed: bool) -> None:
     """See `RingGroup.publish_now`."""
 
 
+# ------------------------------------------------------------ publishing
+
+
 class Publisher:
     """Publishes to one group. Thread-safe."""
 

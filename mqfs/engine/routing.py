@@ -211,6 +211,9 @@ class ViewRegistry(dict[str, View]):
         return name in self.matched(stream) or self[name].selects(stream.name, record)
 
 
+# ------------------------------------------------------------ filters
+
+
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which

@@ -194,6 +194,9 @@ class LocalLocks:
         return None
 
 
+# ------------------------------------------------------------ the kernel's numbers
+
+
 ROOT = 1  # the kernel's name for the root directory
 Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its folders
 

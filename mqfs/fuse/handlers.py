@@ -265,6 +265,9 @@ def membership(thread: int) -> tuple[int, frozenset[int]]:
     return pid, groups
 
 
+# ------------------------------------------------------------ requests that do not wait
+
+
 SIZE_UNKNOWN = 1  # in a lookup: the kernel asks for it later; with 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
 

@@ -114,6 +114,9 @@ def _require_end(text: str, at: int) -> None:
         raise BadRequest(f"body: not JSON: column {at + 1} (expected the end)")
 
 
+# ------------------------------------------------------------ events
+
+
 PREFIX = "ce-"
 MARK = "ce-specversion"  # what tells that a message is an event
 EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"

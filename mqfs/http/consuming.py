@@ -179,6 +179,9 @@ class Claims:
         self._set_alarm(claim)
 
 
+# ------------------------------------------------------------ consumers
+
+
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
 _VALUES = ("backlog", "full", "order")

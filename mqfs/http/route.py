@@ -153,6 +153,9 @@ class Sends(NamedTuple):
     headers: tuple[str, ...] = ()
 
 
+# ------------------------------------------------------------ a route
+
+
 NOTHING = Sends()
 
 

@@ -146,6 +146,9 @@ def peer_groups(sock: Any) -> frozenset[int] | None:
     return frozenset(gid for (gid,) in struct.iter_unpack("=I", raw))
 
 
+# ------------------------------------------------------------ after an answer
+
+
 _SLOW_S = 0.0005
 _PAUSE_S = 0.1  # after a slow one
 
@@ -162,6 +165,9 @@ def let_client_run() -> bool:
     if perf_counter() - began > _SLOW_S:
         _from = began + _PAUSE_S
     return True
+
+
+# ------------------------------------------------------------ addresses
 
 
 ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"

@@ -230,6 +230,9 @@ class TlsCalls:
         return True
 
 
+# ------------------------------------------------------------ certificates
+
+
 PROTOCOLS = ("9p", "http/1.1")
 USER_URI = "mqfs:"
 _CERTIFICATE, _KEY = "CERTIFICATE", "PRIVATE KEY"

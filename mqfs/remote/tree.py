@@ -233,6 +233,9 @@ def _request(fid: int, key: Key, lock: Held, kind: int | None = None) -> Fcall:
     return m.Tlock(0, fid, kind, 0, start, length, lock.pid if lock.pid < 1 << 32 else 0, _client(lock))
 
 
+# ------------------------------------------------------------ names
+
+
 class RemoteNode:
     """A file or directory that the kernel knows."""
 

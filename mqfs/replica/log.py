@@ -331,6 +331,9 @@ class Writer:
             self._looks = False  # the same bytes under the same number: the first of them counts
 
 
+# ------------------------------------------------------------ the engine of a URL
+
+
 _OBJECTS = ("mqfs.replica.objects", "ObjectLog", "objects")
 _STREAM = ("mqfs.replica.jetstream", "JetStreamLog", "nats")
 _ENGINES = {

@@ -92,6 +92,9 @@ def remove_request(objects: Objects) -> None:
     objects.delete(_NAME)
 
 
+# ------------------------------------------------------------ the takeover
+
+
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
 _NEAR = 32  # frames before the end of the log from which on a standby asks, or appends

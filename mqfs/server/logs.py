@@ -114,6 +114,9 @@ def paused() -> Iterator[None]:
         yield
 
 
+# ------------------------------------------------------------ the log
+
+
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}

@@ -62,6 +62,9 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else int(value)
 
 
+# ------------------------------------------------------------ lines of ctl
+
+
 NO_RULES = Rules()
 _NONE = attrs.asdict(NO_RULES, recurse=False)
 

@@ -314,6 +314,9 @@ def _lacks_descriptor(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTOR
 
 
+# ------------------------------------------------------------ the thread that syncs
+
+
 Job = Callable[[], None]
 Done = Callable[[OSError | None], None]
 Post = Callable[[Callable[[], None]], None]

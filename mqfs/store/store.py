@@ -179,6 +179,9 @@ class _Making:
             self._has_new_name = True
 
 
+# ------------------------------------------------------------ the store
+
+
 log = logging.getLogger("mqfs.store")
 
 PORTION_S = 0.01  # of one tick

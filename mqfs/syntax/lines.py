@@ -71,6 +71,9 @@ def command_lines(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+# ------------------------------------------------------------ lines of a token file
+
+
 MARK = "sha256:"  # begins the second word
 FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"
 _HASHED = re.compile(rf"{MARK}([0-9A-Za-z]{{1,32}}):([0-9a-f]{{64}})\Z")

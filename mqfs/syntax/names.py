@@ -44,6 +44,9 @@ def cache_short(entries: int, size: int) -> Callable[[Callable[[K], V]], Callabl
     return decorate
 
 
+# ------------------------------------------------------------ legal names
+
+
 RESERVED = frozenset({"ctl", "order", "", ".", ".."})
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -107,6 +110,9 @@ def with_suffix(name: str, suffix: str) -> str:
     """The name and a suffix, the name cut at a character where both have too many bytes."""
     kept = name.encode()[: limits.NAME_BYTES - len(suffix.encode())]
     return kept.decode(errors="ignore") + suffix
+
+
+# ------------------------------------------------------------ any bytes as a name
 
 
 _ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one

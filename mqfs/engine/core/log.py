@@ -163,6 +163,9 @@ class ShownLog:
         self.writer, self.ranges, self.upkeep = stored.writer, stored.ranges, stored.upkeep
 
 
+# ------------------------------------------------------------ the log
+
+
 T = TypeVar("T")
 
 _requests = logging.getLogger("mqfs.engine")

@@ -109,6 +109,9 @@ class Refusals:
         return sorted((row for mine in self._users.values() for row in mine), key=lambda row: row.time_ns)
 
 
+# ------------------------------------------------------------ alarms
+
+
 AGAIN_NS = 10**9  # after a failure
 ROUND_NS = 10**7  # at least, from one look for room to the next, however often there may be some
 _SPARE = 64

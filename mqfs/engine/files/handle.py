@@ -307,6 +307,9 @@ class PartialRead:
         self.can_push_back = True
 
 
+# ------------------------------------------------------------ files of commands
+
+
 class CommandFile(OpenFile):
     """A file whose writes are command lines and whose refusals can be read."""
 

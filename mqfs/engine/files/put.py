@@ -280,6 +280,9 @@ class BatchHandle(FramesFile):
         self.text = f"{unit.first}\n".encode() if unit.first else None
 
 
+# ------------------------------------------------------------ the files of .txn
+
+
 _USAGE = {"commit": "commit PRODUCER.NUMBER PART...", "abort": "abort PART...", "forget": "forget PRODUCER..."}
 
 

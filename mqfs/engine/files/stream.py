@@ -282,6 +282,9 @@ class StreamHandle(Reader, Writer):
         super()._end()
 
 
+# ------------------------------------------------------------ .kept/STREAM
+
+
 _LISTED = 8_192  # sequences of the log between two looks at the clock: some 2 ms
 INDEX_BYTES = 16  # of a message, in the two arrays
 

@@ -98,6 +98,9 @@ def parse_shown(text: str) -> int:
         return 0
 
 
+# ------------------------------------------------------------ requests
+
+
 _decoder = json.JSONDecoder()
 _OF_LINES = {"stream", "file", "id", "kept", "expect", "lines"}  # what holds for all of them together
 

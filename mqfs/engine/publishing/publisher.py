@@ -402,6 +402,9 @@ def _refuse(wait: Wait[int], request: WriteRequest, error: Exception) -> None:
     wait.fail(error)
 
 
+# ------------------------------------------------------------ messages of a ring
+
+
 _ASKED_AGAIN = 64  # messages, whether any reader waits still
 
 

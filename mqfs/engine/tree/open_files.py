@@ -132,6 +132,9 @@ def audit_writes(handle: OpenFile) -> None:
     handle.write = audited  # type: ignore[method-assign]
 
 
+# ------------------------------------------------------------ audited calls
+
+
 LOOKS = ("walk", "access", "entries", "open")
 CHANGES = ("create", "mkdir", "unlink", "rmdir", "rename", "setattr")
 

@@ -90,6 +90,9 @@ def control_event(control: dict[str, object]) -> bytes:
     return b"event: control\ndata:" + json.dumps(control).encode() + b"\n\n"
 
 
+# ------------------------------------------------------------ turns of writers
+
+
 class Turn:
     """The turn of one request, by the rate of its user: it writes once."""
 
@@ -145,6 +148,9 @@ async def in_turn(call: Call, write: Callable[[Turn], Awaitable[Answer]]) -> Ans
 def stored_bytes(name: str, messages: int, size: int) -> int:
     """About how many bytes the log takes for messages of the stream of that name, `size` bytes as frames."""
     return size + messages * (HEAD_BYTES - len(publishing.frame(name, b"")))
+
+
+# ------------------------------------------------------------ the state
 
 
 CATALOG = "__ds"  # also the protocol's name for what is not a stream

@@ -120,6 +120,9 @@ class Silence:
         return False
 
 
+# ------------------------------------------------------------ dialling
+
+
 C = TypeVar("C")  # what is dialled: it has `close`
 
 HEAD_START_S = 0.5  # of an address, before the next one is tried, too

@@ -120,6 +120,9 @@ class Channel:
         return int(reply.count)
 
 
+# ------------------------------------------------------------ the connection
+
+
 O_NONBLOCK = 0o4000
 _SECOND_NS = 10**9
 

@@ -219,6 +219,9 @@ class Rwstat(NamedTuple):
     tag: U16
 
 
+# ------------------------------------------------------------ 9P2000.L
+
+
 AT_REMOVEDIR = 0x200  # of Tunlinkat
 GETATTR_BASIC = 0x7FF  # all that Tgetattr has
 SET_MODE, SET_UID, SET_GID = 1, 2, 4  # of Tsetattr: which fields are valid

@@ -185,6 +185,9 @@ def _nonblocking(descriptor: int) -> Iterator[None]:
             os.set_blocking(descriptor, before)
 
 
+# ------------------------------------------------------------ a connection
+
+
 log = logging.getLogger("mqfs.ninep")
 
 RECEIVE_BYTES = 65_536
