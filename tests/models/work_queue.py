@@ -694,19 +694,20 @@ class Model:
         m = found[0]
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
         self.claimed += 1
-        e.update(claim=key, place=self.claimed, killed=False)
+        e.update(claim=key, place=self.claimed, killed=False, until=None)
         c["newest"] = max(c["newest"], m["seq"])
         c["passed"].discard(m["seq"])
         by = c["slots"].pop(m["seq"], None)  # what of that slot lies before it stays with it
         c["slots"].update({seq: m["seq"] for seq in c["slots"] if seq < m["seq"] and c["slots"][seq] == by})
         if c["rate"][0]:
             c["next_ns"] = max(c["next_ns"], self.now * SECOND) + self.interval(c)
-        self.renew(c, m["seq"])
         h["last"], h["lost"] = [m["seq"]], None
         data = self.shape(h, m, e)
         if h["kind"] == "taker" and self.set["ack"] == "read":
             h["lost"] = e
             self.done(c, m["seq"])
+        else:
+            self.renew(c, m["seq"])
         h["rest"], h["due"] = data[count:], h["format"] == "each"
         return data[:count]
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from mqfs import limits
 from mqfs.model import Wait
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -119,6 +120,7 @@ class LongQueues(QueueSubject):
         def settled() -> Any:
             with lowered(PASSED_MESSAGES=0):
                 step = self.handles[key].read(count, self.offsets[key])
+            self.group.waiting.left = limits.PASSED_MESSAGES  # of this claim alone
             self.settle()
             return step.result() if isinstance(step, Wait) and step.settled else step
 
@@ -130,8 +132,10 @@ class LongQueues(QueueSubject):
             self.settle()
 
     def settle(self) -> None:
-        while self.group.portions._queue:
-            self.clock.engine += 1
+        """In no time: what the model has due in one second is to be due at one moment."""
+        portions = self.group.portions
+        while portions._queue:
+            portions._alarm.at(self.clock.engine)
             self.tree.run_timers()
 
 
