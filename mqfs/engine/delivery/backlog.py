@@ -191,7 +191,7 @@ class Backlog:
             return  # whoever acks, the message is kept
         if stream is not None and is_multipart:
             stream.kept.recount()
-        elif stream is not None:
+        elif stream is not None and self._coverage.covers(stream):  # else it does not count for this one by now
             stream.kept.on_acked(sequence, size)
         self._group.retention.note_change()
 

@@ -279,6 +279,40 @@ def test_an_urgent_message_covered_later_takes_none_of_those_before_it(tmp_path:
     assert q.stats()["low"] == 6
 
 
+@pytest.mark.parametrize("end", ["ack", "dead"])
+@pytest.mark.parametrize("how", COVERS_LESS)
+@pytest.mark.parametrize("kept", ["deliver one", "replay off"])
+def test_what_is_claimed_and_not_covered_any_more_makes_room_once(kept: str, how: str, end: str) -> None:
+    """When its claim ends its stream has no more room than before."""
+    q = late()
+    q.ctl(kept, "depth 3", "full reject")
+    q.consumer("other", "a")
+    writer, worker, other = q.open("a", os.O_WRONLY), q.worker(), q.worker("other")
+    for body in (b"1", b"2", b"3"):
+        writer.write(body)
+    for reader in (worker, other, *([q.taker("a")] if kept == "deliver one" else [])):
+        assert [read(reader), read(reader)] == [b"1", b"2"]
+    say(other, "ack 2")
+    COVERS_LESS[how](q)
+    writer.write(b"4")
+    say(worker, f"{end} 2")
+    with pytest.raises(errors.StreamFull):
+        writer.write(b"5")
+    assert q.row("b" if how == "renamed" else "a")["messages"] == 3
+
+
+def test_a_stream_of_dead_letters_counts_what_was_claimed_before_it_was_one_once() -> None:
+    q = Queues("deliver one")
+    q.consumer()
+    q.write("s", b"1", b"2")
+    worker = q.worker()
+    assert [read(worker), read(q.taker())] == [b"1", b"1"]
+    q.ctl("dead s")
+    assert q.row()["messages"] == 1
+    say(worker, "ack")
+    assert q.row()["messages"] == 1
+
+
 def test_a_consumer_of_a_view() -> None:
     q = Queues("bind quotes '*.quote'")
     for name in ("a.quote", "b.quote", "a.trade"):
