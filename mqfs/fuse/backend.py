@@ -204,10 +204,10 @@ Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its fo
 class Inode:
     """A file the kernel knows."""
 
-    __slots__ = ("ino", "lookups", "node", "size", "size_known", "taken")
+    __slots__ = ("lookups", "node", "size", "size_known", "taken")
 
-    def __init__(self, node: Node, ino: int) -> None:
-        self.node, self.ino, self.lookups = node, ino, 0
+    def __init__(self, node: Node) -> None:
+        self.node, self.lookups = node, 0
         self.taken = False  # opened for writing, or as a snapshot
         self.size: int | None = None  # of the snapshot
         self.size_known = False  # to the kernel, since the snapshot was opened
@@ -227,7 +227,7 @@ class Nodes:
     """The nodeids the kernel holds."""
 
     def __init__(self, tree: Tree | Backend) -> None:
-        self._inodes = {ROOT: Inode(tree.root, tree.root.qid.path)}
+        self._inodes = {ROOT: Inode(tree.root)}
         self._current: dict[Node, int] = {tree.root: ROOT}  # what a lookup gets
         self._retrying: dict[int, None] = {}  # threads that repeat a lookup, the oldest first
         self.given = ROOT  # the last nodeid
@@ -235,12 +235,16 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._inodes)
 
-    def node(self, nodeid: int) -> Node:
+    def _find(self, nodeid: int) -> Inode:
         """Raises Stale."""
         inode = self._inodes.get(nodeid)
         if inode is None:
             raise errors.Stale(f"unknown node {nodeid}")
-        return inode.node
+        return inode
+
+    def node(self, nodeid: int) -> Node:
+        """Raises Stale."""
+        return self._find(nodeid).node
 
     def directory(self, nodeid: int) -> Directory:
         """Raises NotDirectory, Stale."""
@@ -268,18 +272,13 @@ class Nodes:
         if inode is not None:
             inode.size, inode.size_known = size, False
 
-    def ino(self, nodeid: int) -> int:
-        """The stable number of a file."""
-        inode = self._inodes.get(nodeid)
-        return inode.ino if inode else nodeid
-
     def enter(self, node: Node, thread: int = 0, *, alone: bool = False) -> int:
         """The nodeid for one reply that carries an entry; `alone`: one of its own."""
         alone = (alone or thread in self._retrying) and not node.directory
         nodeid = 0 if alone else self._current.get(node, 0)
         if not nodeid:
             self.given = nodeid = self.given + 1
-            self._inodes[nodeid] = Inode(node, node.qid.path)
+            self._inodes[nodeid] = Inode(node)
             if not alone:
                 self._current[node] = nodeid
         self._inodes[nodeid].lookups += 1
@@ -287,9 +286,7 @@ class Nodes:
 
     def take(self, nodeid: int, thread: int) -> None:
         """Take a nodeid for one open alone. Raises Stale, once in a row for a thread, where it was taken before."""
-        inode = self._inodes.get(nodeid)
-        if inode is None:
-            raise errors.Stale(f"unknown node {nodeid}")
+        inode = self._find(nodeid)
         if inode.taken and thread not in self._retrying:  # twice: it was not looked up, but is /proc/self/fd/N
             self._retrying[thread] = None
             if len(self._retrying) > limits.INTERRUPTS:

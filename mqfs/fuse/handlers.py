@@ -284,7 +284,7 @@ class Handlers:
             protocol.BATCH_FORGET: self._batch_forget,
             protocol.POLL: self._poll,
             protocol.GETLK: self._getlk,
-            protocol.SETLK: self._setlk,
+            protocol.SETLK: partial(self._lock, wait=False),
             protocol.SETLKW: self._setlkw,
             protocol.FLUSH: self._flush,
             protocol.RELEASE: self._release,
@@ -298,10 +298,7 @@ class Handlers:
 
     def _finish(self, unique: int, step: Any) -> None:
         """Reply that a request is done, when a step is."""
-        if isinstance(step, Wait):
-            self._parked.park(unique, step, lambda _: self._device.refuse(unique, 0))
-        else:
-            self._device.refuse(unique, 0)
+        self._when(unique, step, lambda _: self._device.refuse(unique, 0))
 
     def _when(self, unique: int, step: Any, then: Callable[[Any], object]) -> None:
         """Reply by `then` from the result of a step, when it is there."""
@@ -312,12 +309,12 @@ class Handlers:
 
     def _fsync(self, unique: int) -> None:
         fh = protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
-        listing = self._files.listings.get(fh)
-        if listing is None:
-            file = self._files.find(fh)
-            self._finish(unique, self._tree.sync(file.node, file.handle.user, file.handle))
+        if (listing := self._files.listings.get(fh)) is not None:
+            step = self._tree.sync(listing.node, listing.user)
         else:
-            self._finish(unique, self._tree.sync(listing.node, listing.user))
+            file = self._files.find(fh)
+            step = self._tree.sync(file.node, file.handle.user, file.handle)
+        self._finish(unique, step)
 
     def _fallocate(self, unique: int) -> None:
         """Succeed and do nothing, as for a size: the C library would write a byte, a message, instead."""
@@ -356,9 +353,8 @@ class Handlers:
 
     def _getlk(self, unique: int) -> None:
         handle, key, wanted, _ = self._wanted()
-        self._when(
-            unique, self._tree.locks.conflict(handle, key, wanted), lambda lock: self._answer_getlk(unique, lock)
-        )
+        step = self._tree.locks.conflict(handle, key, wanted)
+        self._when(unique, step, lambda lock: self._answer_getlk(unique, lock))
 
     def _answer_getlk(self, unique: int, lock: Held | None) -> None:
         if lock is None:
@@ -366,9 +362,6 @@ class Handlers:
         else:
             kind = 1 if lock.exclusive else 0
             self._device.send(protocol.LOCKED.pack(40, 0, unique, lock.start, lock.end - 1, kind, lock.pid))
-
-    def _setlk(self, unique: int) -> None:
-        self._lock(unique, wait=False)
 
     def _setlkw(self, unique: int) -> None:
         if not self._parked.is_interrupted(unique):
@@ -473,10 +466,7 @@ class Handlers:
         if listing is None:
             raise errors.Stale(f"unknown file handle {fh}")
         step = listing.begin() if offset == 0 else None
-        if isinstance(step, Wait):
-            self._parked.park(unique, step, lambda _: self._device.answer(unique, pack_names(listing, offset, room)))
-        else:
-            self._device.answer(unique, pack_names(listing, offset, room))
+        self._when(unique, step, lambda _: self._device.answer(unique, pack_names(listing, offset, room)))
 
     def _releasedir(self, unique: int) -> None:
         self._files.close_listing(protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0])

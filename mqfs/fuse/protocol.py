@@ -40,7 +40,6 @@ RENAME_NOREPLACE = 1 << 0
 LK_FLOCK = 1 << 0
 RELEASE_FLOCK_UNLOCK = 1 << 1
 NOTIFY_POLL = 1
-LOCK_END = (1 << 63) - 1  # the last byte of a lock that reaches to the end of the file
 
 # A request: its header, then its body. HOT is the header and the beginning of READ, WRITE, READDIR at once.
 IN_HEADER = 40
@@ -62,7 +61,6 @@ RENAME_IN = struct.Struct("<Q")  # nodeid of the new directory; both names follo
 RENAME2_IN = struct.Struct("<QI4x")  # the same, flags; both names follow
 ACCESS_IN = struct.Struct("<I4x")  # mask
 SETATTR_IN = struct.Struct("<I64xI4xII4x")  # which of them, mode, uid, gid
-INIT_IN = struct.Struct("<IIII")  # major, minor, read ahead, flags
 
 # A reply: its header, then its body.
 OUT_HEADER = 16
