@@ -363,7 +363,7 @@ class ClientMachine:
             if self.dialect.linux:
                 yield m.Tmkdir(0, fid, name, mode, os.getegid())
             else:
-                yield m.Tcreate(0, fid, name, _directory_mode(mode), os.O_RDONLY)
+                yield m.Tcreate(0, fid, name, mode | QTDIR << 24, os.O_RDONLY)
 
         yield from self._with_fid(group, make)
 
@@ -490,10 +490,6 @@ def unchanged() -> m.Dir:
 def _permissions(mode: int) -> int:
     """Those of a file in 9P2000, where DMTMP is the sticky bit: it is temporary."""
     return mode & 0o777 | (DMTMP if mode & modes.S_ISVTX else 0)
-
-
-def _directory_mode(mode: int) -> int:
-    return mode | QTDIR << 24
 
 
 def _kind(qid: Qid) -> int:

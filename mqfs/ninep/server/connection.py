@@ -15,7 +15,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Set
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -30,9 +30,6 @@ from mqfs.ninep.server.session import Session
 from mqfs.quotas import UserLimits
 from mqfs.serving.accept import Acceptor, Listener
 from mqfs.serving.await_step import answered
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("mqfs.ninep")
 
@@ -186,9 +183,6 @@ def _nonblocking(descriptor: int) -> Iterator[None]:
 
 
 # ------------------------------------------------------------ a connection
-
-
-log = logging.getLogger("mqfs.ninep")
 
 RECEIVE_BYTES = 65_536
 BATCHES = 16  # read in a row from one connection before the others are served

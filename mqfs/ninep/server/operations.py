@@ -30,7 +30,7 @@ QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3
 OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
 OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
-DMDIR, DMAPPEND = 0x8000_0000, 0x4000_0000
+DMDIR = 0x8000_0000
 DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
 FILLS = (",v9fs", "!v9fs")  # after the aname (mount(8) accepts no comma in it): this client repeats reads
 
@@ -111,15 +111,11 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
 # ---------------------------------------------------------------- opening and making
 
 
-def _flags(session: Session, fid: Fid, mode: int) -> int:
+def _flags(session: Session, mode: int) -> int:
     """The flags of open(2) for a mode of Topen or Tcreate."""
     if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.negotiated.unix else 0)):
         raise BadRequest(f"invalid open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
-
-
-def _may_remove(session: Session, fid: Fid, node: Any) -> None:
-    session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
@@ -134,11 +130,11 @@ def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False,
 
 def open_(session: Session, request: m.Topen) -> Fcall:
     fid = session.fids.find(request.fid).closed()
-    flags = _flags(session, fid, request.mode)
+    flags = _flags(session, request.mode)
     if request.mode & 3 == OEXEC:
         session.tree.access(fid.user, fid.node, os.X_OK)
     if request.mode & ORCLOSE:
-        _may_remove(session, fid, fid.node)
+        session.tree.access(fid.user, session.tree.parent(fid.node), os.W_OK)
     qid, iounit = opened(session, fid, flags)
     fid.remove_at_close = bool(request.mode & ORCLOSE)
     return m.Ropen(request.tag, qid, iounit)
@@ -154,7 +150,7 @@ def directory(fid: Fid) -> Any:
 def create(session: Session, request: m.Tcreate) -> Fcall | Later:
     fid = session.fids.find(request.fid).closed()
     group = directory(fid)
-    flags = _flags(session, fid, request.mode)
+    flags = _flags(session, request.mode)
     if request.perm & DM_SPECIAL:
         raise NotPermitted("cannot create a special file (expected a stream or group)")
     above = session.tree.stat(group).mode
@@ -195,9 +191,8 @@ def become(
 
 
 def clunk(session: Session, request: m.Tclunk) -> Fcall:
-    if session.fids.remove_proof(request.fid):
-        return m.Rclunk(request.tag)
-    session.clunk(session.fids.find(request.fid))
+    if not session.fids.remove_proof(request.fid):
+        session.clunk(session.fids.find(request.fid))
     return m.Rclunk(request.tag)
 
 
