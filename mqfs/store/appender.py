@@ -26,7 +26,7 @@ from mqfs.model import Buffer, Draft, Kind, RecordColumns
 from mqfs.records.batch import RecordBatch, finalize
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.store.chain import Chain
-from mqfs.store.disk import Disk, read_all, removed_on_error, write_all
+from mqfs.store.disk import Disk, opened, read_all, removed_on_error, write_all
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
@@ -500,12 +500,9 @@ def read_heads(disk: Disk, folder: str) -> Iterator[bytes]:
 
 
 def _read_head(disk: Disk, path: str) -> Iterator[bytes]:
-    fd = disk.open(path, os.O_RDONLY)
-    try:
+    with opened(disk, path) as fd:
         size = int.from_bytes(read_all(disk, fd, 4, 0), "little")
         data = read_all(disk, fd, min(size, HEAD_BYTES + limits.STATE_RECORD_BYTES), 0)
-    finally:
-        disk.close(fd)
     row = row_at(data, 0)
     if row is not None and row.kind == Kind.STATE:
         yield data[HEAD_BYTES : row.size]

@@ -17,7 +17,7 @@ from mqfs.model import NEVER, Kind
 from mqfs.records.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
 from mqfs.state.group import Attributes, GroupState
 from mqfs.state.salvage import replay, retain_all, unknown
-from mqfs.store.disk import Disk, read_file, write_file
+from mqfs.store.disk import Disk, opened, read_file, write_file
 from mqfs.store.recovery import MOVED, History, is_json, whole_states
 from mqfs.store.segment.index import (
     COLUMNS,
@@ -194,11 +194,8 @@ class Checker:
 
     def _least(self, folder: str, name: str) -> int:
         """The lowest sequence it holds: the first piece says it, unless a state fills that."""
-        fd = self.disk.open(f"{folder}/{name}", os.O_RDONLY)
-        try:
+        with opened(self.disk, f"{folder}/{name}") as fd:
             data = self.disk.pread(fd, _PIECE, 0)
-        finally:
-            self.disk.close(fd)
         index, others = OpenIndex(), NonMessageRecords()
         scan_segment(data, 0, index, others, covered=NEVER)
         if not len(index) and len(data) == _PIECE:
@@ -573,11 +570,8 @@ class Log:
     def read(self, position: int, size: int) -> bytes:
         if self.data:
             return self.data[position : position + size]
-        fd = self._disk.open(self.path, os.O_RDONLY)
-        try:
+        with opened(self._disk, self.path) as fd:
             return self._disk.pread(fd, size, position)
-        finally:
-            self._disk.close(fd)
 
     def report_corruption(self, position: int, data: bytes) -> None:
         """It was found before."""

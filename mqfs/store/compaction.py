@@ -30,7 +30,7 @@ from mqfs.model import Kind
 from mqfs.records.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
-from mqfs.store.disk import Disk, read_all, removed_on_error, write_all, write_file
+from mqfs.store.disk import Disk, opened, read_all, removed_on_error, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
@@ -463,11 +463,9 @@ def put_index_in_place(disk: Disk, staged: str, log_path: str) -> bool:
     try:
         if not disk.exists(log_path):
             return True
-        index, fd = IndexFile(disk, staged, ""), disk.open(log_path, os.O_RDONLY)
-        try:
+        index = IndexFile(disk, staged, "")
+        with opened(disk, log_path) as fd:
             index.read(lambda count: read_all(disk, fd, count, 0), disk.size(fd), NonMessageRecords())
-        finally:
-            disk.close(fd)
         if index.is_sealed:
             disk.rename(staged, f"{log_path.removesuffix('.log')}.idx")
         return not index.is_sealed

@@ -118,23 +118,27 @@ def read_all(disk: Disk, fd: int, count: int, position: int) -> bytes:
     return data
 
 
-def read_file(disk: Disk, path: str) -> bytes:
-    fd = disk.open(path, os.O_RDONLY)
+@contextlib.contextmanager
+def opened(disk: Disk, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """The descriptor of a file, closed at the end of the block."""
+    fd = disk.open(path, flags)
     try:
-        return read_all(disk, fd, disk.size(fd), 0)
+        yield fd
     finally:
         disk.close(fd)
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    with opened(disk, path) as fd:
+        return read_all(disk, fd, disk.size(fd), 0)
 
 
 def write_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None:
     """Make a new file; an error leaves at most a part of it."""
-    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(disk, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(disk, fd, data, 0)
         if sync:
             disk.fdatasync(fd)
-    finally:
-        disk.close(fd)
 
 
 def replace_file(disk: Disk, path: str, staged: str, data: bytes, *, sync: bool = True) -> None:
@@ -193,23 +197,17 @@ class DiskStaged:
             self._buffer.clear()
 
     def _write(self, data: bytes) -> None:
-        fd = self._disk.open(self._path, os.O_RDWR | os.O_CREAT)
-        self._made = True
-        try:
+        with opened(self._disk, self._path, os.O_RDWR | os.O_CREAT) as fd:
+            self._made = True
             write_all(self._disk, fd, data, self._written)
-        finally:
-            self._disk.close(fd)
         self._written += len(data)
 
     def read(self, at: int, count: int) -> bytes:
         if at >= self._written:
             at -= self._written
             return bytes(self._buffer[at : at + count])
-        fd = self._disk.open(self._path, os.O_RDONLY)
-        try:
+        with opened(self._disk, self._path) as fd:
             data = read_all(self._disk, fd, min(count, self._written - at), at)
-        finally:
-            self._disk.close(fd)
         return data + bytes(self._buffer[: count - len(data)])
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.store.api import Committed
-from mqfs.store.disk import read_all
+from mqfs.store.disk import opened, read_all
 from mqfs.store.segment.file import Segment
 
 if TYPE_CHECKING:
@@ -403,14 +402,9 @@ class Replication:
         """Bytes of a segment by a descriptor of its own; none where it was removed meanwhile."""
         disk = self._context.disk
         try:
-            fd = disk.open(segment.path, os.O_RDONLY)
+            with opened(disk, segment.path) as fd:
+                return read_all(disk, fd, size, position)
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise errors.DiskFailed(f"{segment.path}: {error.strerror}") from error
-        try:
-            return read_all(disk, fd, size, position)
-        except OSError as error:
-            raise errors.DiskFailed(f"{segment.path}: {error.strerror}") from error
-        finally:
-            disk.close(fd)

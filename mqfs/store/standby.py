@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from mqfs import errors, limits
-from mqfs.store.disk import Disk, read_all, remove_tree, write_all
+from mqfs.records.record import padded
+from mqfs.store.disk import Disk, opened, read_all, remove_tree, write_all
 from mqfs.store.replication import Entry, LogBytes, Removed, Trimmed
 from mqfs.store.segment.file import Descriptors, Segment
 from mqfs.store.store import Quarantine, begin, folder_of, group_folders, prepare, refusing, take_lock, write_label
@@ -64,17 +65,14 @@ class StandbyStore:
 
     def _written(self, path: str) -> int:
         """Without the zeros at the end."""
-        fd = self._disk.open(path, os.O_RDONLY)
-        try:
-            end, step = self._disk.size(fd), limits.UNIT_PIECE_BYTES
+        with opened(self._disk, path) as fd:
+            end = self._disk.size(fd)
             while end:
-                begin = max(0, end - step)
+                begin = max(0, end - limits.UNIT_PIECE_BYTES)
                 if rest := read_all(self._disk, fd, end - begin, begin).rstrip(b"\0"):
-                    return -(-(begin + len(rest)) // 8) * 8
+                    return padded(begin + len(rest))
                 end = begin
             return 0
-        finally:
-            self._disk.close(fd)
 
     def _firsts(self, folder: str) -> list[int]:
         """The names of its segments, ascending; none where the folder is not there."""

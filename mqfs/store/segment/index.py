@@ -29,7 +29,7 @@ from google_crc32c import extend, value
 from mqfs.model import RecordColumns
 from mqfs.records.batch import postings
 from mqfs.records.record import HEAD_BYTES, Row, decode
-from mqfs.store.disk import Buffer, Disk, read_all, read_file, replace_file, write_all
+from mqfs.store.disk import Buffer, Disk, opened, read_all, read_file, replace_file, write_all
 
 OTHER = struct.Struct("<QIIIHBB")
 OTHER_SIZE = OTHER.size
@@ -452,8 +452,7 @@ class IndexFile:
         head = log(8)
         identity = int.from_bytes(head[4:], "little")
         try:
-            fd = self._disk.open(self.path, os.O_RDONLY)
-            try:
+            with opened(self._disk, self.path) as fd:
                 parts: list[IndexPart] = []
                 at = 0
                 while (part := self._read_part(fd, at)) is not None:
@@ -465,8 +464,6 @@ class IndexFile:
                         break
                     parts.append(part)
                     at += part.size
-            finally:
-                self._disk.close(fd)
         except OSError:
             return False
         for whole in parts:
@@ -486,11 +483,8 @@ class IndexFile:
         part = self.parts[0]
         try:
             if not self.checked:
-                fd = self._disk.open(self.path, os.O_RDONLY)
-                try:
+                with opened(self._disk, self.path) as fd:
                     self.checked = file_columns_pass(partial(read_all, self._disk, fd), part)
-                finally:
-                    self._disk.close(fd)
             if self.checked:
                 data = self._disk.view(self.path)
                 if len(data) >= part.at + part.size:
@@ -509,11 +503,8 @@ class IndexFile:
     def rows(self) -> list[bytes | None]:
         """The rows of each part; None for one that is not as it was written."""
         try:
-            fd = self._disk.open(self.path, os.O_RDONLY)
-            try:
+            with opened(self._disk, self.path) as fd:
                 return [self._rows_of(fd, part) for part in self.parts]
-            finally:
-                self._disk.close(fd)
         except OSError:
             return [None] * len(self.parts)
 
@@ -526,11 +517,8 @@ class IndexFile:
 
     def append(self, data: bytes) -> None:
         """Append an encoded part. Raises OSError."""
-        fd = self._disk.open(self.path, os.O_RDWR | os.O_CREAT)
-        try:
+        with opened(self._disk, self.path, os.O_RDWR | os.O_CREAT) as fd:
             write_all(self._disk, fd, data, self._size)
-        finally:
-            self._disk.close(fd)
         self.parts.append(_head_of(data, self._size))
         self._size += len(data)
 
