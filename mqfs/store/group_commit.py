@@ -168,12 +168,7 @@ class GroupCommit:
         self._lacking_since = None
         self._settle(self._covered)
         while self._waiting and self._waiting[0].mark <= self.synced:
-            then = self._waiting.popleft().then
-            if then is not None:
-                try:
-                    then(None)
-                except Exception as bug:  # those after it are synced all the same
-                    self.note_bug(bug)
+            self.answer(self._waiting.popleft().then, None)
         self.ask_again()
 
     def _put_off(self, error: OSError) -> None:
@@ -236,6 +231,14 @@ class GroupCommit:
             log.error("group %d is read-only: %s", self._chain.group, error)
         self.answer_all(end.failed)
 
+    def answer(self, then: Committed | None, error: OSError | None) -> None:
+        """Answer a caller; what it raises ends nothing but the log: those after it are answered all the same."""
+        try:
+            if then is not None:
+                then(error)
+        except Exception as bug:
+            self.note_bug(bug)
+
     def note_bug(self, bug: Exception) -> None:
         """Handle what a caller raised when it was answered: the log is read-only until the next start, as its
         state in memory may be half changed. Its messages on disk stay."""
@@ -247,11 +250,7 @@ class GroupCommit:
     def answer_all(self, error: OSError | None) -> None:
         waiting, self._waiting = self._waiting, deque()
         for entry in waiting:
-            if entry.then is not None:
-                try:
-                    entry.then(error)
-                except Exception as bug:
-                    self.note_bug(bug)
+            self.answer(entry.then, error)
         if self.copy is not None:
             self.copy.answer_all(error)
 
@@ -320,8 +319,6 @@ def _lacks_descriptor(error: OSError) -> bool:
 Job = Callable[[], None]
 Done = Callable[[OSError | None], None]
 Post = Callable[[Callable[[], None]], None]
-
-log = logging.getLogger("mqfs.store")
 
 
 def run(job: Job) -> OSError | None:

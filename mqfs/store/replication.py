@@ -217,13 +217,6 @@ class LogCopy:
             return self._waiting.popleft()[1]
         return None
 
-    def answer(self, then: Committed, error: OSError | None) -> None:
-        """Answer a caller; what it raises ends nothing but its log."""
-        try:
-            then(error)
-        except Exception as bug:
-            self.commit.note_bug(bug)
-
     def detach(self) -> None:
         """The log is closed: what is not copied yet stays so, and callers that wait for it get an error."""
         self._ended = OSError(errno.EIO, "the log was closed before it was copied")
@@ -234,7 +227,7 @@ class LogCopy:
         """Answer all that wait, whatever is copied."""
         waiting, self._waiting = self._waiting, deque()
         for _, then in waiting:
-            self.answer(then, error)
+            self.commit.answer(then, error)
 
 
 class _Series(NamedTuple):
@@ -332,7 +325,7 @@ class Replication:
             if then is None:
                 self._answering.popleft()
                 continue
-            copy.answer(then, None)
+            copy.commit.answer(then, None)
             answered += 1
             if answered % _ANSWERS == 0 and self._context.post is not None and time.monotonic() > until:
                 self._context.post(self._answer)
