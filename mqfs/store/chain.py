@@ -16,8 +16,6 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from mqfs.model import Record
-from mqfs.records.record import Row, decode
 from mqfs.store.segment.file import Segment
 
 if TYPE_CHECKING:
@@ -62,14 +60,6 @@ class Chain:
             log.error("group %d: segment %d: %s at %d", self.group, segment.first, why, position)
             return
         self.context.quarantine.copy(self.group, segment.first, position, data, why)
-
-    def record(self, segment: Segment, row: Row) -> Record | None:
-        """The record of that row; None, and reported, if it does not pass its check. Raises DiskFailed."""
-        data = segment.read(row.position, row.size)
-        record = decode(data)
-        if record is None:
-            segment.report_corruption(row.position, data)
-        return record
 
     # ------------------------------------------------------------ which is where
 

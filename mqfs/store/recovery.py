@@ -80,7 +80,7 @@ def _next_sequence(chain: Chain, lost: int) -> int:
     """What the newest reserve record says, if no greater sequence is there."""
     bound = 1
     for segment in reversed(chain.segments):
-        bounds = _reserves(chain, segment)
+        bounds = _reserves(segment)
         newest = next(bounds, 0)
         bound = max(bound, segment.counts()[2] + 1, lost)
         if newest and not chain.damaged and not lost:
@@ -91,13 +91,13 @@ def _next_sequence(chain: Chain, lost: int) -> int:
     return bound + limits.SEQUENCE_BLOCK
 
 
-def _reserves(chain: Chain, segment: Segment) -> Iterator[int]:
+def _reserves(segment: Segment) -> Iterator[int]:
     """The bounds that its records reserve, the newest first."""
     rows = segment.rows()
     for number in reversed(rows.of_kind(Kind.CHANGE)):
         row = rows[number]
         if row.stream == 0 and row.body < _OWN_BODY:
-            record = chain.record(segment, row)
+            record = _record(segment, row)
             if record is not None and (bound := reserved_by(record.body)):
                 yield bound
 
@@ -109,7 +109,7 @@ def is_removed(chain: Chain) -> bool:
     newest = rows[rows.of_kind(Kind.CHANGE)[-1]]
     if newest.stream or newest.body >= _OWN_BODY:
         return False
-    record = chain.record(segment, newest)
+    record = _record(segment, newest)
     return record is not None and record.body.startswith(REMOVED)
 
 
