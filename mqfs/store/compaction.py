@@ -24,6 +24,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Set
 from functools import partial
+from heapq import merge
+from operator import attrgetter
 
 from mqfs import errors, limits
 from mqfs.model import Kind
@@ -362,7 +364,8 @@ class CompactionJob:
         for segment in self.run:
             others = (row for row in rows if row.position >= last.head) if segment is last else iter(())
             self.last_end = -1
-            for number, row in enumerate(_merge(self._live(segment, ends[segment.first]), others)):
+            live = self._live(segment, ends[segment.first])
+            for number, row in enumerate(merge(live, others, key=attrgetter("position"))):
                 self._keep(segment, row)
                 if number % _PORTION == _PORTION - 1:
                     yield False
@@ -485,16 +488,3 @@ def _row(index: Index, ordinal: int) -> Row:
         index.kinds[ordinal],
         0,
     )
-
-
-def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
-    """Both by their position."""
-    other = next(others, None)
-    for message in messages:
-        while other is not None and other.position < message.position:
-            yield other
-            other = next(others, None)
-        yield message
-    while other is not None:
-        yield other
-        other = next(others, None)
