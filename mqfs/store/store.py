@@ -338,7 +338,7 @@ class DiskStore:
     def _move_away(self, number: int, then: Committed) -> None:
         """Move the folder away, durably, on the committer's thread: of this log nothing is synced meanwhile."""
         if (bucket := self._buckets.get(number) or self._removing.get(number)) is not None:
-            bucket.upkeep.pause()
+            bucket.commit.pause()
         folder = folder_of(self.path, number)
         move = partial(self._move, folder, self._gone(number), os.path.dirname(folder))
         self.committer.request(move, move, then, 0.0)
@@ -350,7 +350,7 @@ class DiskStore:
         """The folder was moved away, or not and why: remove what is in it. Raises DiskFull, DiskFailed."""
         if error is not None:
             if (bucket := self._buckets.get(number)) is not None:
-                bucket.upkeep.resume()
+                bucket.commit.resume()
             with refusing(f"group {number}"):
                 raise error
         bucket = self._buckets.pop(number, None) or self._removing.pop(number, None)

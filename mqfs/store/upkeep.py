@@ -130,13 +130,6 @@ class DiskUpkeep:
         for segment in self._chain.segments:
             segment.load()
 
-    def pause(self) -> None:
-        """Begin no sync until `resume` or `abandon`: the folder is being moved."""
-        self._commit.pause()
-
-    def resume(self) -> None:
-        self._commit.resume()
-
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
