@@ -89,14 +89,14 @@ class LogCopy:
     """How far one log is copied."""
 
     __slots__ = (
-        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_settled", "_since", "_taken",
-        "_waiting", "chain", "commit", "copied",
+        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_since", "_taken", "_waiting",
+        "chain", "commit", "copied", "settled",
     )  # fmt: skip
 
     def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
         self._replication, self.chain, self.commit = replication, chain, commit
         self.copied = 0  # of `commit.written`
-        self._settled = 0  # all of the segments below that name is copied
+        self.settled = 0  # all of the segments below that name is copied: they may be rewritten, but for `held`
         self._lacking: deque[Segment] = deque()  # segments with bytes to be taken, in order
         self._position = 0  # in the first of them
         self._taken = 0  # of segments above that name the copy has nothing
@@ -110,7 +110,7 @@ class LogCopy:
         """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing. Raises BadReplica
         where that segment and all after it are lost here: quarantined, because its state fails its check."""
         first, position = have or (0, 0)
-        self._settled = self._taken = first
+        self.settled = self._taken = first
         segments = [segment for segment in self.chain.segments if segment.first >= first]
         if not segments:
             raise errors.BadReplica(
@@ -118,13 +118,12 @@ class LogCopy:
                 "(move the store away, and start from the replica)"
             )
         self._lacking.extend(segments)
-        if segments and segments[0].first == first:
+        if segments[0].first == first:
             self._position = min(position, segments[0].used)
-        if any(segment.used for segment in segments[1:]) or (segments and segments[0].used > self._position):
-            self.copied = self.commit.written - 1
+        self.copied = self.commit.written
+        if segments[0].used > self._position or any(segment.used for segment in segments[1:]):
+            self.copied -= 1
             self.note()
-        else:
-            self.copied = self.commit.written
 
     def note(self) -> None:
         """Something was appended."""
@@ -161,11 +160,6 @@ class LogCopy:
             then(None)
         else:
             self._waiting.append((mark, then))
-
-    @property
-    def settled(self) -> int:
-        """Segments below that name may be rewritten, but for `held`: all of them is copied."""
-        return self._settled
 
     @property
     def held(self) -> int:
@@ -206,7 +200,7 @@ class LogCopy:
 
     def confirm(self, mark: _Mark, taken_s: float) -> None:
         """The copy has what was written up to that mark; it was taken at that moment."""
-        self.copied, self._settled = max(self.copied, mark.written), max(self._settled, mark.first)
+        self.copied, self.settled = max(self.copied, mark.written), max(self.settled, mark.first)
         self._since = taken_s if self.lag_bytes else 0.0
         if self._expected <= self.copied:
             self._replication.expected.discard(self)
