@@ -6,6 +6,7 @@ quarantine/ whole, and their sound records are written to a new file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import uuid
@@ -213,7 +214,7 @@ class Checker:
                 self.disk.unlink(index)  # derived from a log: made again
 
     def _move_aside(self, path: str, name: str) -> None:
-        aside = next(_free_names(f"{self.path}/quarantine/{name}", self.disk))
+        aside = _free_name(f"{self.path}/quarantine/{name}", self.disk)
         self.disk.rename(path, aside)
         self.disk.sync_folder(f"{self.path}/quarantine")
         self.disk.sync_folder(os.path.dirname(path))
@@ -306,7 +307,7 @@ class Checker:
         return not history.lost, state
 
     def _records(self, number: int, log: Log) -> None:
-        for start, end in log.torn:
+        for start, end in log.found.torn:
             self.report(f"note: group {number}: {log.name}: bytes {start} to {end} were torn by an unclean stop")
         for start, end in log.found.bad:
             self.problem(f"group {number}: {log.name}: bytes {start} to {end} do not pass their check")
@@ -380,7 +381,7 @@ class Checker:
         """Write a log of the sound records; the old file goes to quarantine/ whole."""
         made = f"{self.path}/staging/{number}-{log.name}"
         write_file(self.disk, made, log.good() + b"".join(extra))
-        aside = next(_free_names(f"{self.path}/quarantine/{number}-{log.name[:-4]}-0", self.disk))
+        aside = _free_name(f"{self.path}/quarantine/{number}-{log.name[:-4]}-0", self.disk)
         write_file(self.disk, aside, log.data)
         self.disk.sync_folder(f"{self.path}/quarantine")
         self.disk.rename(made, log.path)
@@ -392,8 +393,7 @@ class Checker:
 
 def _index_fault(log: Log, data: bytes) -> str:
     """Why an index is damaged; "" if it is sound."""
-    at = messages = 0
-    to = 0
+    at = to = messages = 0
     index, others = OpenIndex(), bytearray()
     while at < len(data):
         part = decode_part(data, at, at)
@@ -418,13 +418,9 @@ def _index_fault(log: Log, data: bytes) -> str:
     return ""
 
 
-def _free_names(path: str, disk: Disk) -> Iterator[str]:
-    number = 0
-    while True:
-        name = f"{path}.{number}" if number else path
-        if not disk.exists(name):
-            yield name
-        number += 1
+def _free_name(path: str, disk: Disk) -> str:
+    names = (f"{path}.{number}" if number else path for number in itertools.count())
+    return next(name for name in names if not disk.exists(name))
 
 
 # ------------------------------------------------------------ whole log
@@ -452,16 +448,13 @@ class Log:
         self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), NonMessageRecords()
         self.listed: dict[int, Row | None] = {}  # where its index says that records are, and those that are no messages
-        covered = self.covered = self._covered(disk)
+        covered = self.covered = self._covered()
         end = covered if newest else len(self.data)
         self.found: RecoveryScan = self._scan(end, covered)
         if newest and covered < len(self.data):
             self._tail(covered)
-        if len(names) == 1 and not self.found.end:
-            self.found = self._scan(
-                len(self.data), last_byte(self.data)
-            )  # the only one was on disk before it got its name
-        self.torn = self.found.torn
+        if len(names) == 1 and not self.found.end:  # the only one was on disk before it got its name
+            self.found = self._scan(len(self.data), last_byte(self.data))
         self._judge_listed()
         self.doubtful, self.damaged_head = self.found.doubtful, self.found.head
 
@@ -487,7 +480,7 @@ class Log:
             damaged = scan_segment(data, 0, OpenIndex(), NonMessageRecords(), covered=0).bad
             torn = [stretch for stretch in torn if stretch not in damaged]
         if torn:
-            self.torn = self.torn + torn
+            self.found.torn += torn
             self.found.bad = [stretch for stretch in self.found.bad if stretch not in torn]
             self.index, self.others = self._listed_only()
 
@@ -504,10 +497,10 @@ class Log:
         others.last_ns = self.others.last_ns
         return index, others
 
-    def _covered(self, disk: Disk) -> int:
+    def _covered(self) -> int:
         """How far its index says that it is on disk: damage before that is no torn tail."""
         path, covered, at = f"{self.path[:-4]}.idx", 0, 0
-        data = read_file(disk, path) if disk.exists(path) else b""
+        data = read_file(self._disk, path) if self._disk.exists(path) else b""
         while (part := decode_part(data, at, at)) is not None and part.start == covered:
             if not at and decode(self.data[: int.from_bytes(self.data[:4], "little")]) is None:
                 self.identity = part.identity  # the first record is damaged, and does not say which log this is
