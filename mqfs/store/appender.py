@@ -11,7 +11,6 @@ written, it is marked SETTLED: at a start, what fails before such a record is da
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -493,9 +492,9 @@ def write_head(
 
 def read_heads(disk: Disk, folder: str) -> Iterator[bytes]:
     """The first records of the states at the heads of its segments, the newest first, as far as they can be read."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for name in sorted((name for name in disk.listdir(folder) if name.endswith(".log")), reverse=True):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 yield from _read_head(disk, f"{folder}/{name}")
 
 

@@ -22,7 +22,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.model import Kind, Step, Wait
@@ -39,9 +38,6 @@ from mqfs.store.replication import Removed, Replication
 from mqfs.store.segment.file import Descriptors
 from mqfs.store.sequences import SequenceBlocks, removal_body
 from mqfs.store.upkeep import DiskUpkeep
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("mqfs.store")
 
@@ -76,7 +72,7 @@ class NewGroups:
         some = [self._asked.popleft() for _ in range(min(len(self._asked), _AT_ONCE))]
         failed: Mapping[int, OSError] = {number: OSError(errno.EIO, "not made") for number, _, _ in some}
         try:
-            failed = make_folders(self._store, {number: state for number, state, _ in some})
+            failed = FolderMaker(self._store, {number: state for number, state, _ in some}).run()
         finally:
             self._tried.extend((number, failed.get(number), wait) for number, _, wait in some)
 
@@ -92,14 +88,9 @@ class NewGroups:
             self._request()
 
 
-def make_folders(store: DiskStore, states: Mapping[int, bytes]) -> dict[int, OSError]:
-    """Make the folders of new groups, durably. All have taken one step before one takes the next: the first sync of a
-    step does most of the work of the others. Returns why numbers failed."""
-    return _Making(store, states).run()
-
-
-class _Making:
-    """New groups on their way."""
+class FolderMaker:
+    """Makes the folders of new groups, durably. All have taken one step before one takes the next: the first sync of a
+    step does most of the work of the others."""
 
     def __init__(self, store: DiskStore, states: Mapping[int, bytes]) -> None:
         self._store, self._disk, self._states = store, store.disk, states
@@ -108,6 +99,7 @@ class _Making:
         self._has_new_name = False  # in the folder of all
 
     def run(self) -> dict[int, OSError]:
+        """Returns why numbers failed."""
         self._each(self._write)
         self._each(self._sync_log)
         self._sync(self._made)
@@ -181,9 +173,6 @@ class _Making:
 
 # ------------------------------------------------------------ the store
 
-
-log = logging.getLogger("mqfs.store")
-
 PORTION_S = 0.01  # of one tick
 
 
@@ -250,7 +239,7 @@ class DiskStore:
         return DiskStaged(self.disk, f"{self.staging}/part-{number}")
 
     def make(self, number: int, state: bytes) -> DiskBucket:
-        return self.open_new(number, make_folders(self, {number: state}).get(number))
+        return self.open_new(number, FolderMaker(self, {number: state}).run().get(number))
 
     def make_soon(self, number: int, state: bytes) -> Step[Bucket]:
         return self._new_groups.make(number, state)
