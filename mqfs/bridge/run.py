@@ -181,8 +181,6 @@ def _pattern(text: str, words: Words) -> Covers:
 # ------------------------------------------------------------ the parts of a bridge
 
 
-log = logging.getLogger("mqfs.bridge")
-
 FIRST_LOOK_S = 0.005  # for parked readers, after one was served; then twice as long each time, up to the poll
 
 
