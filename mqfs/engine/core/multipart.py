@@ -71,6 +71,9 @@ def last_of(log: GroupLog, record: Record) -> Record | None:
 
 def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
     """Whether all messages from here to there are of that stream, and kept."""
+    kept = log.state.streams.get(stream)
+    if kept is not None and first < kept.floor:
+        return False  # the log may have them for a while, but the stream does not keep them
     if log.metrics.count(stream, first, last + 1)[0] != last - first + 1:
         return False
     dropped = log.state.dropped

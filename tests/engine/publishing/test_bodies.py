@@ -283,6 +283,19 @@ def test_a_part_that_was_dropped(made: Any) -> None:
     assert [read(worker), read(worker)] == [b"one ", b"three"]
 
 
+@pytest.mark.parametrize("cut", ["drop s 1", "depth 2"])
+def test_a_beginning_that_was_cut(made: Any, cut: str) -> None:
+    """It lies in the log still, below what the stream keeps."""
+    u = made()
+    u.consumer("w")
+    u.batch(*body())
+    u.ctl(cut)
+    u.group.retention.trim(always=True)  # in time it comes by itself
+    assert u.row()["floor"] == 2
+    worker = u.worker()
+    assert [read(worker), read(worker)] == [b"two two ", b"three"]
+
+
 def test_seek_into_the_middle(made: Any) -> None:
     u = made()
     u.consumer("w")
