@@ -35,6 +35,3 @@ def unix_time(text: str) -> float:
     except (ValueError, OverflowError):
         pass
     raise ValueError(f"bad time {text!r} (expected 2030-01-31T08:00, 2030-01-31T08:00Z or @1900000000)")
-
-
-__all__ = ["ctl_duration", "duration_ns", "unix_time"]

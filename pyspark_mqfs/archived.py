@@ -86,6 +86,3 @@ def _after(spark: SparkSession, archive: str, archived: DataFrame, catalog: Serv
             raise CommandError(f"{archive}: {path} was removed and created again since (expected a new archive)")
         found[path] = starts[path]
     return {"startingOffsets": json.dumps(found)} if found else {}
-
-
-__all__ = ["history"]

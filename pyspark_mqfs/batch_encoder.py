@@ -248,6 +248,3 @@ def _encode_frames(
     joined = pc.binary_join_element_wise(*parts, b"")
     log_bytes = (HEAD_BYTES + np.where(header_sizes, header_sizes + _SENDER_BYTES, 0) + body_sizes + 7) & ~7
     return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), log_bytes)
-
-
-__all__ = ["RESERVED_POLICIES", "RESERVED_PREFIX", "Encoder", "Frames", "check_path", "check_schema"]

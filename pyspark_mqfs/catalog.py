@@ -240,18 +240,3 @@ def measure(
             if first or not part or part[-1].end >= end or end == ANY:
                 return splits
             begin = str(part[-1].end)
-
-
-__all__ = [
-    "ANY",
-    "Group",
-    "Selection",
-    "ServerCatalog",
-    "Split",
-    "Stream",
-    "measure",
-    "path_of",
-    "select",
-    "split",
-    "stream_positions",
-]

@@ -159,6 +159,3 @@ class _Watch:
     def _ask(self) -> None:
         with suppress(MqfsError, OSError):  # of a connection that has ended
             self._client.stat("")
-
-
-__all__ = ["Link", "Server"]

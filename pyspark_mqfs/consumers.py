@@ -216,6 +216,3 @@ def _view(name: str, group: Group) -> str:
 def _placeholder(name: str) -> str:
     """The name of the placeholder while a consumer is replaced."""
     return f"{name}-meanwhile"
-
-
-__all__ = ["Consumers"]

@@ -113,6 +113,3 @@ class PushedFilters:
             sequence = at_time(client, group, self._below_ns)
             high = group.next if sequence is None else sequence
         return low, high
-
-
-__all__ = ["PushedFilters"]

@@ -144,6 +144,3 @@ def _unknown(name: str, names: Mapping[str, str], owner: str) -> str:
     hint = f"did you mean {names[near[0]]}? " if near else ""
     known = " ".join(sorted(names.values(), key=str.lower))
     return f"option {name}: unknown to {owner} ({hint}expected one of: {known})"
-
-
-__all__ = ["COMMON", "READ", "OptionError", "Options", "invalid"]

@@ -13,7 +13,7 @@ import attrs
 from pyspark.sql.datasource import InputPartition
 
 from mqfs.ninep.client.connection import Client
-from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of, split
+from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of
 from pyspark_mqfs.options import OptionError, Options
 
 MOST_BYTES = 192 << 20  # of one task by default; an eighth of it had a third of the speed
@@ -237,6 +237,3 @@ def _shares(wanted: list[int], most: int | None, turn: int) -> list[int | None]:
     for number in [number for number in order if 0 < shares[number] < wanted[number]][:left]:
         shares[number] += 1
     return list(shares)
-
-
-__all__ = ["PartitionLimits", "Range", "Slice", "count_messages", "limit_end", "ranges", "split"]

@@ -153,6 +153,3 @@ def _time(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise invalid(name, text, "milliseconds since 1970, as 1700000000000")
     return int(text)
-
-
-__all__ = ["EARLIEST", "LATEST", "Bound", "at_time", "position_of"]

@@ -80,6 +80,3 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)
         return self.task.batches(partition)
-
-
-__all__ = ["BatchReader"]

@@ -52,6 +52,3 @@ def check_columns(schema: StructType, *, headers: bool) -> StructType:
 
 def _shown(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
-
-
-__all__ = ["COLUMNS", "HEADERS", "all_columns", "check_columns"]

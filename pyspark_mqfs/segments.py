@@ -117,6 +117,3 @@ def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]
         size = HEAD_BYTES + index.headers[to - 1] + index.bodies[to - 1]
         yield positions[begin], positions[to - 1] + padded(size)
         begin = to
-
-
-__all__ = ["Segments", "check_store"]

@@ -306,6 +306,3 @@ def drop(server: Server, batches: Iterable[StagedBatch]) -> None:
         for batch in batches:
             with suppress(MqfsError):
                 client.remove(f"{path_of(batch.group, '.txn')}/{batch.name}")
-
-
-__all__ = ["SinkError", "StagedBatch", "Staging", "Transaction", "commit", "drop"]

@@ -49,6 +49,3 @@ class MqfsDataSource(DataSource):
 
 class DefaultSource(MqfsDataSource):
     """The name by which Spark finds it."""
-
-
-__all__ = ["DefaultSource", "MqfsDataSource"]

@@ -288,6 +288,3 @@ def _ends(catalog: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
         if keys and all(group.end <= before[key] for key in keys):
             ends.update({key: before[key] for key in keys})
     return ends
-
-
-__all__ = ["StreamReader"]

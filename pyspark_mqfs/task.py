@@ -293,6 +293,3 @@ def wrong_store(expected: str, actual: str, address: str) -> OptionError:
         f"option address {address!r}: store {actual} (expected store {expected}, of the checkpoint; or another"
         " checkpointLocation)"
     )
-
-
-__all__ = ["DataLoss", "Task", "Window", "check_losses", "wrong_store"]

@@ -174,6 +174,3 @@ def stream_writer(values: Mapping[str, str], schema: StructType, overwrite: bool
         if name in options:
             raise OptionError(f"option {name}: only for batch writes")
     return StreamWriter(Sink.of(options, schema, overwrite))
-
-
-__all__ = ["WRITE", "BatchWriter", "StagedRows", "StreamWriter", "batch_writer", "stream_writer"]

@@ -205,6 +205,3 @@ def open_archive(spark: SparkSession, path: str) -> DataFrame:
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))
     return rows.withColumn("topic", path_of(F.col("group"), F.col("stream")))
-
-
-__all__ = ["Archive", "archive_columns", "identity", "open_archive", "run", "stream_numbers"]

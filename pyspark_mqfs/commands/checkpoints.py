@@ -74,6 +74,3 @@ def _write_command(client: Client, path: str, line: str) -> None:
 
 def _server(source: Source) -> Server:
     return Server.of(Options(source.server(), COMMON, "a command"))
-
-
-__all__ = ["QueryCheckpoint", "forget_producer", "query_checkpoint"]

@@ -128,16 +128,3 @@ def headers_map() -> Column:
         lambda header: F.struct(header["key"], _text(header["value"])),
     )
     return F.map_from_entries(pairs)
-
-
-__all__ = [
-    "Copy",
-    "batch_limits",
-    "headers_map",
-    "headers_or_empty",
-    "run",
-    "run_query",
-    "select_messages",
-    "start_query",
-    "target_server",
-]

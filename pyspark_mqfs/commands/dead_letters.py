@@ -198,6 +198,3 @@ def _drop_messages(client: Client, path: str, sequences: Iterable[int]) -> None:
 def _write_command(client: Client, group: str, line: str) -> None:
     with client.open(path_of(group, "ctl"), "w") as file:
         file.write(line.encode())
-
-
-__all__ = ["Divert", "Redrive", "divert", "redrive"]

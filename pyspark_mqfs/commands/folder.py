@@ -117,6 +117,3 @@ class Folder:
             stream.write(bytearray(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"))
         finally:
             stream.close()
-
-
-__all__ = ["Folder"]

@@ -398,6 +398,3 @@ def read_text(client: Client, path: str) -> str:
     """A whole file of the tree."""
     with client.open(path) as file:
         return b"".join(iter(lambda: file.receive(1 << 20), b"")).decode()
-
-
-__all__ = ["Replay", "make_group", "read_text", "restore_originals", "retains", "run", "target_of"]

@@ -151,6 +151,3 @@ def write(result: dict[str, Any], path: str, title: str) -> list[str]:
         Path(file).write_bytes(data)
         files.append(file)
     return files
-
-
-__all__ = ["cells", "check_path", "page", "plots", "table", "write"]

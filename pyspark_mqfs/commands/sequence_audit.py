@@ -111,6 +111,3 @@ def _examples(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
     """The first marked sequences of a split. A mark is of the step to the next row."""
     result = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
     return [int(sequence) for sequence in offset[result]]
-
-
-__all__ = ["BITS", "EXAMPLES", "AuditResult", "audit", "audit_splits", "merge"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mqfs.errors import BadConfig
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -81,11 +81,3 @@ def explain(error: BaseException) -> str:
     if "Traceback (most" in text:
         text = _PYTHON.split(text)[-1]
     return _CALL.sub("", _STREAM.sub("", text)).strip().split("\n", 1)[0][:500]
-
-
-def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
-    """Streams as a DataFrame."""
-    return spark.read.format("mqfs").options(**options).load()
-
-
-__all__ = ["SETTINGS", "CommandError", "explain", "read", "session"]

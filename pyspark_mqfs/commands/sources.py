@@ -138,18 +138,3 @@ def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> i
         progress(f"{verb}: {rows:,}{share} messages, {speed:,.0f}/s")
         if ended:
             return rows
-
-
-__all__ = [
-    "ROOT",
-    "Progress",
-    "Source",
-    "follow",
-    "group_of",
-    "no_progress",
-    "path_of",
-    "read",
-    "selected_names",
-    "stream_of",
-    "watch",
-]

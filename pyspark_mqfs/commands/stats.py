@@ -106,6 +106,3 @@ def _rates(rows: DataFrame, streams: list[dict[str, Any]]) -> dict[str, Any]:
     for row in counts:
         lines[row["topic"]][max(int(row["place"]), 0)] = row["count"] / step
     return {"begin": begin, "step": step, "streams": lines}
-
-
-__all__ = ["Stats", "run"]

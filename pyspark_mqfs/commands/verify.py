@@ -194,6 +194,3 @@ def summary(result: dict[str, Any]) -> str:
     lines += [f"{result[name]:>14,} {label}" for name, label in LABELS.items() if name in result]
     lines += [f"{name}: {', '.join(places)}" for name, places in result["examples"].items()]
     return "\n".join(lines)
-
-
-__all__ = ["Verify", "run", "summary"]
