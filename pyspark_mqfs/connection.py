@@ -131,6 +131,18 @@ class Link:
         return " (expected tcp!HOST!PORT or tls!HOST!PORT, for workers on other machines)"
 
 
+def read_text(client: Client, path: str) -> str:
+    """A whole file of the tree."""
+    with client.open(path) as file:
+        return b"".join(iter(file.receive, b"")).decode()
+
+
+def write_text(client: Client, path: str, text: str) -> None:
+    """Write to a file of the tree, once."""
+    with client.open(path, "w") as file:
+        file.write(text.encode())
+
+
 class _Watch:
     """A thread that ends a connection whose server answers nothing."""
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted, OverLimit
-from mqfs.limits import CTL_BYTES, MESSAGE_BYTES, VIEW_PATTERNS
+from mqfs.limits import CTL_BYTES, VIEW_PATTERNS
 from mqfs.ninep.client.connection import Client, File
 from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
+from pyspark_mqfs.connection import read_text, write_text
 from pyspark_mqfs.options import OptionError
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Consumers:
                 client.remove(path_of(path, f".consumers/{name}"))
             if self._exists(client, path_of(path, name)):
                 with suppress(MqfsError):
-                    self._write_ctl(client, group, f"unbind {quote_word(name)}\n")
+                    write_text(client, path_of(group.path, "ctl"), f"unbind {quote_word(name)}\n")
 
     def are_held(self, client: Client) -> bool:
         """Whether this connection has one open, so that no other query can use them."""
@@ -122,11 +123,11 @@ class Consumers:
         elif group.is_whole:
             self._create_for_group(client, name, group)
         elif len(streams) == 1:
-            self._write_ctl(client, group, _consumer(name, next(iter(streams))))
+            write_text(client, path_of(group.path, "ctl"), _consumer(name, next(iter(streams))))
         elif not view:
             self._create_for_group(client, name, group)
         else:
-            self._write_ctl(client, group, view + _consumer(name, name))
+            write_text(client, path_of(group.path, "ctl"), view + _consumer(name, name))
         self._sources[group.path] = streams
         whole = not self._source(client, name, group) if exists else group.is_whole or (len(streams) > 1 and not view)
         if whole:
@@ -138,7 +139,7 @@ class Consumers:
         has_view = self._exists(client, path_of(group.path, name))
         if has_view and view:
             try:
-                self._write_ctl(client, group, view)
+                write_text(client, path_of(group.path, "ctl"), view)
                 return
             except OverLimit:
                 pass
@@ -151,8 +152,7 @@ class Consumers:
 
     def _source(self, client: Client, name: str, group: Group) -> str:
         """The stream or view of the consumer; "" for the whole group."""
-        with client.open(path_of(group.path, ".stats")) as file:
-            stats = json.loads(b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")))
+        stats = json.loads(read_text(client, path_of(group.path, ".stats")))
         source: str = stats["consumers"][name]["over"]
         return source
 
@@ -163,15 +163,14 @@ class Consumers:
         self._close()
         self._create_for_group(client, other, group)
         self._seek(client, other, group, position)
-        self._write_ctl(client, group, lines)
+        write_text(client, path_of(group.path, "ctl"), lines)
 
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
-        path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n".encode()
+        path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n"
         if self._open_file is not None and self._open_file[0] is client and self._open_file[2] == path:
-            self._open_file[1].write(command)  # private: a second open is refused
-            return
-        with client.open(path, "w") as file:
-            file.write(command)
+            self._open_file[1].write(command.encode())  # private: a second open is refused
+        else:
+            write_text(client, path, command)
 
     def _close(self) -> None:
         if self._open_file is not None:
@@ -182,7 +181,7 @@ class Consumers:
     def _create_for_group(self, client: Client, name: str, group: Group) -> None:
         """Create a consumer of the whole group. Without permission to write `ctl` it is not private."""
         try:
-            self._write_ctl(client, group, _consumer(name, ""))
+            write_text(client, path_of(group.path, "ctl"), _consumer(name, ""))
         except (Denied, NotPermitted):
             client.create(path_of(group.path, f".consumers/{name}"), "w").close()
 
@@ -192,10 +191,6 @@ class Consumers:
         except NotFound:
             return False
         return True
-
-    def _write_ctl(self, client: Client, group: Group, lines: str) -> None:
-        with client.open(path_of(group.path, "ctl"), "w") as file:
-            file.write(lines.encode())
 
 
 def _consumer(name: str, source: str) -> str:

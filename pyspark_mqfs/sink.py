@@ -21,7 +21,7 @@ from mqfs.ninep.client.machine import Channel
 from mqfs.ninep.codec.messages import Twrite
 from pyspark_mqfs.batch_encoder import Frames
 from pyspark_mqfs.catalog import path_of
-from pyspark_mqfs.connection import Link, Server
+from pyspark_mqfs.connection import Link, Server, write_text
 from pyspark_mqfs.options import OptionError
 
 IN_FLIGHT = 4  # pipelined writes of a task, a MiB each
@@ -263,9 +263,9 @@ def _too_large(group: str, batches: Sequence[StagedBatch]) -> str:
 
 
 def _commit(link: Link, group: str, producer: str, transaction: Transaction, chunk: Sequence[StagedBatch]) -> None:
-    command = f"commit {producer}.{transaction.number} {' '.join(batch.name for batch in chunk)}".encode()
+    command = f"commit {producer}.{transaction.number} {' '.join(batch.name for batch in chunk)}"
     try:
-        link.with_retry(lambda client: _write_command(client, group, command))
+        link.with_retry(lambda client: write_text(client, path_of(group, ".txn/ctl"), command))
     except NotFound as error:
         raise SinkError(
             f"commit of {producer}.{transaction.number} failed: staged batch in group {group or '/'!r} is lost:"
@@ -277,19 +277,15 @@ def _commit(link: Link, group: str, producer: str, transaction: Transaction, chu
         ) from None
 
 
-def _write_command(client: Client, group: str, command: bytes) -> None:
-    with client.open(path_of(group, ".txn/ctl"), "w") as file:
-        file.write(command)
-
-
 def _clean_up(link: Link, group: str, transaction: Transaction, chunks: int) -> None:
     """Remove what other attempts have staged; forget a producer without repeats."""
     with suppress(MqfsError, OptionError):
         link.with_retry(lambda client: _remove_batches(client, group, transaction.prefix))
     if not transaction.once:
         names = [transaction.producer, *(f"{transaction.producer}.part{n}" for n in range(1, chunks))]
+        command = f"forget {' '.join(names)}"
         with suppress(MqfsError, OptionError):
-            link.with_retry(lambda client: _write_command(client, group, f"forget {' '.join(names)}".encode()))
+            link.with_retry(lambda client: write_text(client, path_of(group, ".txn/ctl"), command))
 
 
 def _remove_batches(client: Client, group: str, prefix: str) -> None:

@@ -20,14 +20,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from mqfs.errors import Denied, Disconnected, FellBehind, NotDirectory, NotFound, NotPermitted
-from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.client.connection import Client, File, Slot
 from mqfs.ninep.codec.messages import Fcall, Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.records.arrow import BODY, HEADER_LIST, SEQUENCE, STREAM, TIME, ArrowDecoder, Bounds, Column, zeros
 from mqfs.serving import memory
 from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, select, stream_positions
-from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
+from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server, read_text
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
 from pyspark_mqfs.segments import Segments, check_store
@@ -227,27 +226,18 @@ class Window:
 
 def has_lost_messages(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
     """Whether messages of [low, high) of a stream are no longer retained."""
-    if cut > low and floor > low:
-        return _had_messages(client, group, name, low, min(high, cut)) is not False
-    return (
-        floor > low
-        and bool(_had_messages(client, group, name, low, min(high, floor)))
-        and not _only_replaces(client, group)
-    )
-
-
-def _had_messages(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
-    """Whether the stream had messages in the range; None where the log no longer has it."""
-    splits = measure(client, group, [name], str(low), high, "0")
-    return True if splits else None
+    if floor <= low or cut > low:
+        return floor > low
+    had_some = bool(measure(client, group, [name], str(low), min(high, floor), "0"))
+    return had_some and not _only_replaces(client, group)
 
 
 def _only_replaces(client: Client, group: str) -> bool:
     """Whether what is below a floor was replaced by a later message of its key, which is no loss: in a group with
     `replay key` and without `ttl`, which raises floors as well. Rarely asked. False if the user may not read `ctl`."""
-    with suppress(Denied, NotPermitted), client.open(path_of(group, "ctl")) as file:
-        lines = b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")).split(b"\n")
-        return b"replay key" in lines and b"ttl 0" in lines
+    with suppress(Denied, NotPermitted):
+        lines = read_text(client, path_of(group, "ctl")).splitlines()
+        return "replay key" in lines and "ttl 0" in lines
     return False
 
 

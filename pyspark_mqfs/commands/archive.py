@@ -89,7 +89,7 @@ def run(spark: SparkSession, request: Archive, progress: Progress = no_progress)
         .start()
     )
     try:
-        count = watch(query, progress, "archived", 0)
+        count = watch(query, progress, "archived")
     finally:
         query.stop()
     return {"archive": folder.path, "messages": count}

@@ -18,8 +18,8 @@ from mqfs.ninep.client.connection import Client
 from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.commands.sources import Source
-from pyspark_mqfs.connection import Server
-from pyspark_mqfs.options import COMMON, OptionError, Options
+from pyspark_mqfs.connection import write_text
+from pyspark_mqfs.options import OptionError
 
 
 @attrs.frozen
@@ -42,7 +42,7 @@ def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
         try:
             yield QueryCheckpoint(own, {"groupIdPrefix": prefix}, False)
         finally:
-            with suppress(OSError, MqfsError, OptionError), _server(source).link() as link:
+            with suppress(OSError, MqfsError, OptionError), source.connection().link() as link:
                 client = link.client()
                 for group in source.catalog().groups:
                     _remove(client, group, prefix)
@@ -50,11 +50,11 @@ def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
 
 def forget_producer(target: Source, groups: Iterable[str], producer: str) -> None:
     """Forget the producer, which commits no more."""
-    with suppress(OSError, MqfsError, OptionError), _server(target).link() as link:
+    with suppress(OSError, MqfsError, OptionError), target.connection().link() as link:
         client = link.client()
         for group in groups:
             with suppress(MqfsError):
-                _write_command(client, path_of(group, ".txn/ctl"), f"forget {producer}")
+                write_text(client, path_of(group, ".txn/ctl"), f"forget {producer}")
 
 
 def _remove(client: Client, group: str, prefix: str) -> None:
@@ -64,13 +64,4 @@ def _remove(client: Client, group: str, prefix: str) -> None:
             client.remove(path_of(group, f".consumers/{name}"))
             with suppress(NotFound):
                 client.stat(path_of(group, name))
-                _write_command(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
-
-
-def _write_command(client: Client, path: str, line: str) -> None:
-    with client.open(path, "w") as file:
-        file.write(line.encode())
-
-
-def _server(source: Source) -> Server:
-    return Server.of(Options(source.server(), COMMON, "a command"))
+                write_text(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")

@@ -13,11 +13,9 @@ from pyspark.sql import functions as F
 
 from mqfs import limits
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
-from pyspark_mqfs.commands.replay import make_group, target_of
+from pyspark_mqfs.commands.replay import make_groups, target_of, topic_in
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, no_progress, watch
-from pyspark_mqfs.connection import Server
-from pyspark_mqfs.options import COMMON, Options
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, headers_or_empty, no_progress, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,7 +42,7 @@ class Copy:
         if bool(self.to) == bool(self.into):
             raise CommandError("copy: no target (expected --to GROUP/STREAM, or --into GROUP)")
         self.source.check()
-        self.target.check_server()
+        self.target.connection()
 
 
 def run(spark: SparkSession, request: Copy, progress: Progress = no_progress) -> dict[str, Any]:
@@ -54,11 +52,8 @@ def run(spark: SparkSession, request: Copy, progress: Progress = no_progress) ->
     groups = {target_of(group or ROOT, request.into) for group in catalog.groups}
     if request.to:
         groups = {request.to.rpartition("/")[0]}
-    server = Server.of(Options(request.target.server(), COMMON, "a command"))
-    with server.link() as link:
-        for group in groups:
-            link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
-    topic = F.lit(request.to) if request.to else F.concat(F.lit(request.into.strip("/") + "/"), F.col("topic"))
+    make_groups(request.target.connection(), groups)
+    topic = F.lit(request.to) if request.to else topic_in(request.into)
 
     def columns(rows: DataFrame) -> DataFrame:
         selected = select_messages(rows, request.where)
@@ -79,7 +74,7 @@ def run_query(
         rows = columns(follow(spark, request.source, **batch_limits(), **checkpoint.reader_options))
         query = start_query(rows, request, checkpoint.path)
         try:
-            count = watch(query, progress, "read", 0)
+            count = watch(query, progress, "read")
         finally:
             query.stop()
             if not checkpoint.resumable:
@@ -109,11 +104,6 @@ def select_messages(rows: DataFrame, where: str) -> DataFrame:
         return rows
     more = rows.withColumn(TEXT, _text(F.col("value"))).withColumn(HEADER, headers_map())
     return more.where(where).drop(TEXT, HEADER)
-
-
-def headers_or_empty() -> Column:
-    """The headers, empty instead of null: Spark copies a batch again for every null list on the way to a sink."""
-    return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
 
 
 def _text(value: Column) -> Column:

@@ -22,11 +22,21 @@ from mqfs.syntax.lines import quote_word
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.copy import Copy, batch_limits, headers_map, run_query, select_messages
-from pyspark_mqfs.commands.replay import read_text, retains
+from pyspark_mqfs.commands.replay import retains
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, group_of, no_progress, stream_of, watch
-from pyspark_mqfs.connection import Server
-from pyspark_mqfs.options import COMMON, Options
+from pyspark_mqfs.commands.sources import (
+    ROOT,
+    Progress,
+    Source,
+    follow,
+    group_of,
+    header_of,
+    headers_or_empty,
+    no_progress,
+    stream_of,
+    watch,
+)
+from pyspark_mqfs.connection import read_text, write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -77,8 +87,8 @@ def divert(spark: SparkSession, request: Divert, progress: Progress = no_progres
     request.check()
     _check_groups(request.source.catalog().groups, request.to)
     stream = _stream_in(split(request.to.strip("/"))[0])
-    values = stream, F.col("offset").cast("string"), F.lit(request.reason)
-    added = F.array(*map(_header, ADDED, values))
+    values = stream, F.col("offset"), F.lit(request.reason)
+    added = F.array(*map(header_of, ADDED, values))
 
     def letters(rows: DataFrame) -> DataFrame:
         headers = F.concat(_settable_headers(), added).alias("headers")
@@ -96,7 +106,7 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
     """
     request.check()
     group = request.source.streams[0].rpartition("/")[0]
-    server = Server.of(Options(request.source.server(), COMMON, "a command"))
+    server = request.source.connection()
     with server.link() as link:
         link.with_retry(lambda client: _require_room(client, group))
     sent = [0]
@@ -123,7 +133,7 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
         query = writer.option("checkpointLocation", checkpoint.path).trigger(availableNow=True).start()
         names.put(query.id)
         try:
-            watch(query, progress, "read", 0)
+            watch(query, progress, "read")
         finally:
             query.stop()
             if not checkpoint.resumable:
@@ -135,11 +145,9 @@ def _check_groups(groups: Iterable[str], to: str) -> None:
     """Check that the sources are in the group of `to`, where a redrive publishes. Raises CommandError."""
     for group in groups:
         if group != split(to.strip("/"))[0]:
-            raise CommandError(_other_group(group, to))
-
-
-def _other_group(group: str, to: str) -> str:
-    return f"dead-letters divert: --to {to}: not in group {group or '/'!r} of the messages (expected their group)"
+            raise CommandError(
+                f"dead-letters divert: --to {to}: not in group {group or '/'!r} of the messages (expected their group)"
+            )
 
 
 def _stream_in(group: str) -> Column:
@@ -172,13 +180,8 @@ def _origin(group: str) -> Column:
 
 def _settable_headers() -> Column:
     """The headers that may be set, without those of a dead letter."""
-    present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     others = [*sorted(headers.RESERVED), *ADDED]
-    return F.filter(present, lambda header: ~header["key"].isin(others))
-
-
-def _header(key: str, value: Column) -> Column:
-    return F.struct(F.lit(key).alias("key"), value.cast("binary").alias("value"))
+    return F.filter(headers_or_empty(), lambda header: ~header["key"].isin(others))
 
 
 def _drop_messages(client: Client, path: str, sequences: Iterable[int]) -> None:
@@ -188,13 +191,8 @@ def _drop_messages(client: Client, path: str, sequences: Iterable[int]) -> None:
     for at in range(0, len(remaining), DROPPED_AT_ONCE):
         part = remaining[at : at + DROPPED_AT_ONCE]
         try:
-            _write_command(client, group, f"drop {quote_word(stream)} {' '.join(map(str, part))}\n")
+            write_text(client, path_of(group, "ctl"), f"drop {quote_word(stream)} {' '.join(map(str, part))}\n")
         except NotFound:
             for one in part:
                 with suppress(MqfsError):
-                    _write_command(client, group, f"drop {quote_word(stream)} {one}\n")
-
-
-def _write_command(client: Client, group: str, line: str) -> None:
-    with client.open(path_of(group, "ctl"), "w") as file:
-        file.write(line.encode())
+                    write_text(client, path_of(group, "ctl"), f"drop {quote_word(stream)} {one}\n")

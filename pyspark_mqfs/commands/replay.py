@@ -24,13 +24,12 @@ from mqfs.errors import Exists
 from mqfs.ninep.client.connection import Client
 from mqfs.records import headers
 from pyspark_mqfs.batch_encoder import RESERVED_PREFIX
-from pyspark_mqfs.catalog import path_of
+from pyspark_mqfs.catalog import path_of, stream_positions
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import ROOT, Progress, Source, no_progress
-from pyspark_mqfs.connection import Server
-from pyspark_mqfs.options import COMMON, Options
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, header_of, headers_or_empty, no_progress
+from pyspark_mqfs.connection import Server, read_text, write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -62,7 +61,7 @@ class Replay:
         """Raises CommandError or OptionError for an invalid request."""
         if self.rate and self.speed:
             raise CommandError("--rate and --speed: both given (expected one)")
-        self.target.check_server()
+        self.target.connection()
 
     def identity(self) -> dict[str, Any]:
         """The parameters that identify this replay."""
@@ -74,11 +73,11 @@ def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) 
     """Publish the messages that are not yet published."""
     request.check()
     folder, rows = Folder(spark, request.path), _selected(spark, request)
-    server = _server(request.target)
+    server = request.target.connection()
     plan = _plan(spark, folder, rows, request, _store(server))
     rows = _selected(spark, request)  # again: another run may have planned what the archive got since
     groups = {target_of(split[0], request.into) for split in plan["stretches"]}
-    _make_groups(server, groups)
+    make_groups(server, groups)
     published = _published(server, plan, groups)
     remaining = [
         (number, split)
@@ -90,7 +89,7 @@ def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) 
         pace.wait(turn)
         part = rows.where((F.col("group") == group) & F.col("offset").between(first, last))
         ordered = _partition(part, first, last, spark.sparkContext.defaultParallelism)
-        ordered.select("value", _headers(request.plain), _topic(request.into).alias("topic")).write.format(
+        ordered.select("value", _headers(request.plain), topic_in(request.into).alias("topic")).write.format(
             "mqfs"
         ).options(**request.target.server(), txnAppId=plan["name"], txnVersion=str(number)).mode("append").save()
         pace.add(turn)
@@ -118,7 +117,8 @@ def _selected(spark: SparkSession, request: Replay) -> DataFrame:
     return rows.where(request.where) if request.where else rows
 
 
-def _topic(into: str) -> Column:
+def topic_in(into: str) -> Column:
+    """The target of a message, below a group unless that is empty."""
     path = F.col("topic")
     return F.concat(F.lit(f"{into.strip('/')}/"), path) if into else path
 
@@ -134,8 +134,7 @@ def target_of(group: str, into: str) -> str:
 
 def _headers(plain: bool) -> Column:
     """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
-    present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
-    reserved = sorted(headers.RESERVED)
+    present, reserved = headers_or_empty(), sorted(headers.RESERVED)
     settable = F.filter(present, lambda header: ~header["key"].isin(reserved))
     if plain:
         return F.filter(settable, lambda header: ~_is_replay_header(header)).alias("headers")
@@ -149,17 +148,13 @@ def _headers(plain: bool) -> Column:
         ),
     )
     with_origin = F.concat(
-        renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp")))
+        renamed, F.array(header_of(SEQUENCE, F.col("offset")), header_of(TIME, F.unix_micros("timestamp")))
     )
     return (
         F.when(F.exists(present, lambda header: header["key"] == SEQUENCE), settable)
         .otherwise(with_origin)
         .alias("headers")
     )
-
-
-def _header(key: str, value: Column) -> Column:
-    return F.struct(F.lit(key).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
 def _is_replay_header(header: Column) -> Column:
@@ -339,18 +334,12 @@ class _Pace:
 # ---------------------------------------------------------------- the target
 
 
-def _server(target: Source) -> Server:
-    return Server.of(Options(target.server(), COMMON, "a command"))
-
-
 def _store(server: Server) -> str:
-    from pyspark_mqfs.catalog import stream_positions
-
     with server.link() as link:
         return str(link.with_retry(lambda client: stream_positions(client, ""))["store"])
 
 
-def _make_groups(server: Server, groups: Iterable[str]) -> None:
+def make_groups(server: Server, groups: Iterable[str]) -> None:
     """Create missing groups, which retain all messages."""
     with server.link() as link:
         for group in sorted(groups):
@@ -382,8 +371,7 @@ def make_group(client: Client, path: str) -> None:
                 continue
             if json.loads(read_text(client, f"{above}/.stats"))["streams"]:
                 raise CommandError(f"{above}: replay off without consumers (expected 'replay all')") from None
-        with client.open(f"{above}/ctl", "w") as file:
-            file.write(b"replay all\n")
+        write_text(client, f"{above}/ctl", "replay all\n")
 
 
 def retains(client: Client, group: str) -> bool:
@@ -392,9 +380,3 @@ def retains(client: Client, group: str) -> bool:
     if "replay off" not in lines or "deliver one" in lines:
         return True
     return bool(json.loads(read_text(client, path_of(group, ".stats"))).get("consumers"))
-
-
-def read_text(client: Client, path: str) -> str:
-    """A whole file of the tree."""
-    with client.open(path) as file:
-        return b"".join(iter(lambda: file.receive(1 << 20), b"")).decode()

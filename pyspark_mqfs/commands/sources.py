@@ -60,9 +60,9 @@ class Source:
         """Raises CommandError or OptionError for invalid options. Asks no server."""
         self._parse()
 
-    def check_server(self) -> None:
-        """The same of the connection only, for a target."""
-        Server.of(Options(self.server(), COMMON, "a command"))
+    def connection(self) -> Server:
+        """The server. Raises OptionError for invalid options of the connection. Asks no server."""
+        return Server.of(Options(self.server(), COMMON, "a command"))
 
     def _parse(self) -> tuple[Selection, Server]:
         options = Options(self.options(), (*COMMON, *SELECTION, "includeHeaders"), "a command")
@@ -119,12 +119,21 @@ def path_of(group: Column, stream: Column) -> Column:
     return F.when(group == ROOT, stream).otherwise(F.concat(group, F.lit("/"), stream))
 
 
+def headers_or_empty() -> Column:
+    """The headers, empty instead of null: Spark copies a batch again for every null list on the way to a sink."""
+    return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+
+
+def header_of(key: str, value: Column) -> Column:
+    return F.struct(F.lit(key).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
 def no_progress(text: str) -> None:
     """No-op progress callback."""
 
 
-def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> int:
-    """Wait for the end of the query; the number of its rows. `total`: the expected number, 0: unknown."""
+def watch(query: StreamingQuery, progress: Progress, verb: str) -> int:
+    """Wait for the end of the query; the number of its rows."""
     started = time.monotonic()
     rows, last = 0, -1
     while True:
@@ -134,7 +143,6 @@ def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> i
                 last = batch["batchId"]
                 rows += batch["numInputRows"]
         speed = rows / max(time.monotonic() - started, 1e-9)
-        share = f" of {total:,} ({min(rows / total, 1):.0%})" if total else ""
-        progress(f"{verb}: {rows:,}{share} messages, {speed:,.0f}/s")
+        progress(f"{verb}: {rows:,} messages, {speed:,.0f}/s")
         if ended:
             return rows

@@ -49,7 +49,9 @@ def run(spark: SparkSession, request: Verify, progress: Progress = no_progress) 
     if archived is not None:
         progress("reading the archive")
         _audit(archived, result)
-        _count_examples(result, "checksum", archived.where(F.crc32("value") != F.col("crc")))
+        corrupt = archived.where(F.crc32("value") != F.col("crc"))
+        result["checksum"] = corrupt.count()
+        _examples(result, "checksum", corrupt)
     if live is not None and archived is None:
         progress("reading the streams")
         _audit(live.withColumn("group", group_of(F.col("topic"))), result)
@@ -168,11 +170,6 @@ def _keys(rows: DataFrame, name: str) -> DataFrame:
     text = F.concat(F.unix_micros("timestamp").cast("string"), F.lit("\0"), heads)
     digest = F.sha2(F.concat(F.col("value"), F.lit("\0").cast("binary"), text.cast("binary")), 256)
     return rows.select("topic", "offset", digest.alias(name)).dropDuplicates(["topic", "offset"])
-
-
-def _count_examples(result: dict[str, Any], name: str, rows: DataFrame) -> None:
-    result[name] = rows.count()
-    _examples(result, name, rows)
 
 
 def _examples(result: dict[str, Any], name: str, rows: DataFrame) -> None:
