@@ -262,11 +262,9 @@ class Crew:
         for process in self._processes:
             if error is not None:
                 process.kill()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                if pipe is process.stdin:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.wait()
 
 

@@ -40,6 +40,8 @@ from mqfs.errors import BadConfig, BadRequest
 from mqfs.records import headers
 from mqfs.syntax.names import stream_name, text_of
 
+log = logging.getLogger("mqfs.bridge")
+
 SINGLE, MULTI, DIRECT = "s", "m", "d"
 UNIQUE_BYTES = 16
 TOPIC_HEADER = headers.TOPIC
@@ -249,16 +251,6 @@ class Folder:
     def bucket_of(self, name: str) -> str:
         return self.buckets[bucket_number(name, len(self.buckets))]
 
-    def bucket_path(self, bucket: str) -> str:
-        return f"{self.path}/messages/{bucket}"
-
-    def message_path(self, bucket: str, name: str) -> str:
-        return f"{self.path}/messages/{bucket}/{name}"
-
-    @property
-    def update_path(self) -> str:
-        return f"{self.path}/update/UPDATE"
-
     # ------------------------------------------------------------ stamps
 
     def _measure_stamps(self) -> int:
@@ -436,8 +428,6 @@ def _is_there(name: str, directory: int) -> bool:
 
 # inotify reports this machine's writers only, stamps of UPDATE all that write them, a directory's time the others.
 
-log = logging.getLogger("mqfs.bridge")
-
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_Q_OVERFLOW = 0x2, 0x80, 0x100, 0x4000
 IN_NO_LINK = 0x0300_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
 LOOK_S = 10.0  # between two looks at the times of all directories
@@ -492,10 +482,10 @@ class Changes:
         self._sure: set[str] = set()  # those with the same time at two scans: times are coarse on some file systems
         self._looked = self._poll_at = 0.0
         self._inotify = Inotify()
-        update = os.path.dirname(folder.update_path)
-        watched = self._inotify.watch(update, IN_MODIFY | IN_CREATE | IN_MOVED_TO, "")
+        watched = self._inotify.watch(f"{folder.path}/update", IN_MODIFY | IN_CREATE | IN_MOVED_TO, "")
         for bucket in folder.buckets:
-            watched = watched and self._inotify.watch(folder.bucket_path(bucket), IN_MOVED_TO | IN_CREATE, bucket)
+            path = f"{folder.path}/messages/{bucket}"
+            watched = watched and self._inotify.watch(path, IN_MOVED_TO | IN_CREATE, bucket)
         if not watched:
             log.warning("inotify: %s (only the poll finds new files)", os.strerror(ctypes.get_errno() or errno.ENOSYS))
 
@@ -531,15 +521,12 @@ class Changes:
         if time.monotonic() - self._looked < LOOK_S:
             return set()
         self._looked = time.monotonic()
-        times = {bucket: self._time(bucket) for bucket in self._folder.buckets}
+        times = {bucket: self._folder.changed_ns(bucket) for bucket in self._folder.buckets}
         return {b for b, changed in times.items() if b not in self._sure or changed != self._scanned[b]}
-
-    def _time(self, bucket: str) -> int:
-        return self._folder.changed_ns(bucket)
 
     def scanning(self, bucket: str) -> None:
         """A scan of it begins."""
-        changed = self._time(bucket)
+        changed = self._folder.changed_ns(bucket)
         if self._scanned.get(bucket) == changed:
             self._sure.add(bucket)
         else:

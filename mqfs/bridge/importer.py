@@ -340,8 +340,7 @@ class Seen:
         self._imports: dict[str, Import] = {}
         self._lines = 0  # read of the file
         self._rest = b""  # a line without its end
-        with self._locked():
-            pass
+        self.refresh()
 
     def __contains__(self, id: str) -> bool:
         return id in self._imports

@@ -164,9 +164,6 @@ class GroupLink:
         with closing(cast(ninep.File, opened)) as file:
             return _ask_all(file, messages, may_wait) if answered else _write_all(file, messages, may_wait)
 
-    def mkdir(self, path: str) -> None:
-        self._link.mkdir(f"{self.path}/{path}")
-
     def connection(self) -> object:
         """The present one: another than before where the server was away. Raises Disconnected."""
         return self._link.connection()

@@ -156,11 +156,12 @@ class SinglesImporter:
         append_whole(self._link, outgoing(arrival, file.read(), single=not self._deliver_one))
 
 
+@attrs.define
 class Readers:
     """Parked readers of one consumer."""
 
-    def __init__(self, covers: Covers, parked: int) -> None:
-        self.covers, self.parked = covers, parked
+    covers: Covers
+    parked: int
 
 
 def _covering(over: str, streams: Iterable[str], views: dict[str, list[str]], words: Words, full: set[str]) -> Covers:
@@ -179,7 +180,6 @@ def _pattern(text: str, words: Words) -> Covers:
 
 
 # ------------------------------------------------------------ the parts of a bridge
-
 
 FIRST_LOOK_S = 0.005  # for parked readers, after one was served; then twice as long each time, up to the poll
 

@@ -23,13 +23,6 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
     return value[0], value[2]
 
 
-def _more_than_0(context: click.Context, option: click.Parameter, value: str) -> int:
-    """As arguments.duration, of a time that is not 0."""
-    if not (ns := common.duration(context, option, value)):
-        raise click.BadParameter(f"{value!r} (expected more than 0)")
-    return ns
-
-
 @bridge.command()
 @click.argument("folder", metavar="DIR")
 @click.argument("address", callback=common.addresses)
@@ -42,7 +35,7 @@ def _more_than_0(context: click.Context, option: click.Parameter, value: str) ->
 @click.option(
     "--poll",
     default="1s",
-    callback=_more_than_0,
+    callback=common.more_than_0,
     metavar="DURATION",
     show_default=True,
     help="Interval between scans.",
@@ -60,11 +53,11 @@ def _more_than_0(context: click.Context, option: click.Parameter, value: str) ->
     help="Length at which topics are split, as of QlobberFSQ.",
 )
 @click.option(
-    "--multi-ttl", default="1m", callback=_more_than_0, metavar="DURATION", show_default=True,
+    "--multi-ttl", default="1m", callback=common.more_than_0, metavar="DURATION", show_default=True,
     help="Lifetime of exported messages without a ttl.",
 )  # fmt: skip
 @click.option(
-    "--single-ttl", default="1h", callback=_more_than_0, metavar="DURATION", show_default=True,
+    "--single-ttl", default="1h", callback=common.more_than_0, metavar="DURATION", show_default=True,
     help="Lifetime of exported messages for one worker.",
 )  # fmt: skip
 @click.option(

@@ -87,11 +87,16 @@ def duration_s(context: click.Context, option: click.Parameter, value: str) -> f
     return duration(context, option, value) / 1e9
 
 
-def wait_s(context: click.Context, option: click.Parameter, value: str) -> float:
-    """As `duration_s`, of a time to wait, which is not 0."""
-    if not (seconds := duration_s(context, option, value)):
+def more_than_0(context: click.Context, option: click.Parameter, value: str) -> int:
+    """As `duration`, of a time that is not 0."""
+    if not (ns := duration(context, option, value)):
         raise click.BadParameter(f"{value!r} (expected more than 0)")
-    return seconds
+    return ns
+
+
+def wait_s(context: click.Context, option: click.Parameter, value: str) -> float:
+    """As `more_than_0`, in seconds."""
+    return more_than_0(context, option, value) / 1e9
 
 
 def addresses(context: click.Context, argument: click.Parameter, value: str | None) -> str | None:

@@ -59,10 +59,7 @@ def _source(options: dict[str, Any], streams: tuple[str, ...] = ()) -> Any:
     address, user, file = options.pop("at"), options.pop("user"), options.pop("token_file")
     if not address:
         raise BadConfig("--at: missing (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)")
-    token = ""
-    if file:
-        token = secret(file)
-    return Source(address, streams, options.pop("pattern", ""), user, token)
+    return Source(address, streams, options.pop("pattern", ""), user, secret(file or None))
 
 
 def _optional_source(options: dict[str, Any], streams: tuple[str, ...]) -> Any:
@@ -97,9 +94,9 @@ def _check(check: Callable[[], None]) -> None:
 
 
 def _run(
-    options: dict[str, Any], name: str, request: Any, act: Callable[[Any, Any], dict[str, Any]], summary: Any
+    options: dict[str, Any], name: str, request: Any, act: Callable[[Any, Any, Any], dict[str, Any]], summary: Any
 ) -> int:
-    """Check the request, run `act` in a session, print its result by `summary` or as JSON; the exit code."""
+    """Check the request, `act` on it in a session, print its result by `summary` or as JSON; the exit code."""
     from mqfs.server.logs import Progress
     from pyspark_mqfs.commands import session
 
@@ -109,7 +106,7 @@ def _run(
         with Progress() as progress:
             progress("starting Spark")
             with session.session(options.pop("master"), options.pop("conf"), f"mqfs spark {name}") as spark:
-                result = act(spark, progress)
+                result = act(spark, request, progress)
     except KeyboardInterrupt:
         return INTERRUPTED
     except (BadConfig, click.ClickException):
@@ -154,9 +151,12 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **options:
 
     request = act.Archive(_source(options, streams), directory, _file_size(file_size))
     return _run(
-        options, "archive", request, lambda spark, progress: act.run(spark, request, progress),
+        options,
+        "archive",
+        request,
+        act.run,
         lambda result: f"{result['messages']:,} new messages in {result['archive']}",
-    )  # fmt: skip
+    )
 
 
 @spark.command()
@@ -183,9 +183,12 @@ def replay(directory: str, streams: tuple[str, ...], since: float | None, until:
     arguments = {name: options.pop(name) for name in ("into", "where", "rate", "speed", "plain", "name")}
     request = act.Replay(directory, target, streams=streams, since=since, until=until, **arguments)
     return _run(
-        options, "replay", request, lambda spark, progress: act.run(spark, request, progress),
+        options,
+        "replay",
+        request,
+        act.run,
         lambda result: f"{result['messages']:,} messages in {result['batches']} batches as {result['replay']}",
-    )  # fmt: skip
+    )
 
 
 @spark.command()
@@ -204,7 +207,7 @@ def verify(streams: tuple[str, ...], path: str, **options: Any) -> int:
 
     arguments = {name: options.pop(name) for name in ("replayed", "into", "holes")}
     request = act.Verify(path, _optional_source(options, streams), **arguments)
-    return _run(options, "verify", request, lambda spark, progress: act.run(spark, request, progress), act.summary)
+    return _run(options, "verify", request, act.run, act.summary)
 
 
 # ---------------------------------------------------------------- stats, copy, dead letters
@@ -227,10 +230,10 @@ def stats(streams: tuple[str, ...], path: str, report: str, **options: Any) -> i
         pages.check_path(report)
     request = act.Stats(path, source, options.pop("where"), options.pop("sent"))
 
-    def count(spark: Any, progress: Any) -> dict[str, Any]:
+    def count(spark: Any, request: Any, progress: Any) -> dict[str, Any]:
         result = act.run(spark, request, progress)
         if report:
-            result["files"] = pages.write(result, report, path or request.source.address)  # type: ignore[union-attr]
+            result["files"] = pages.write(result, report, path or request.source.address)
         return result
 
     return _run(options, "stats", request, count, pages.table)
@@ -250,13 +253,7 @@ def copy(streams: tuple[str, ...], target: str, **options: Any) -> int:
     source = _source(options, streams)
     arguments = {name: options.pop(name) for name in ("to", "into", "where", "checkpoint", "forever")}
     request = act.Copy(source, act.target_server(source, target), **arguments)
-    return _run(
-        options,
-        "copy",
-        request,
-        lambda spark, progress: act.run(spark, request, progress),
-        lambda result: f"{result['read']:,} messages read",
-    )
+    return _run(options, "copy", request, act.run, lambda result: f"{result['read']:,} messages read")
 
 
 @spark.group("dead-letters")
@@ -277,10 +274,7 @@ def divert(streams: tuple[str, ...], **options: Any) -> int:
     source = _source(options, streams)
     arguments = {name: options.pop(name) for name in ("to", "reason", "where", "checkpoint", "forever")}
     request = act.Divert(source, **arguments)
-    return _run(
-        options, "dead-letters", request, lambda spark, progress: act.divert(spark, request, progress),
-        lambda result: f"{result['read']:,} messages read",
-    )  # fmt: skip
+    return _run(options, "dead-letters", request, act.divert, lambda result: f"{result['read']:,} messages read")
 
 
 @dead_letters.command()
@@ -293,6 +287,5 @@ def redrive(stream: str, **options: Any) -> int:
 
     request = act.Redrive(_source(options, (stream,)), options.pop("where"), options.pop("checkpoint"))
     return _run(
-        options, "dead-letters", request, lambda spark, progress: act.redrive(spark, request, progress),
-        lambda result: f"{result['redriven']:,} letters redriven",
-    )  # fmt: skip
+        options, "dead-letters", request, act.redrive, lambda result: f"{result['redriven']:,} letters redriven"
+    )

@@ -154,7 +154,7 @@ class Rig:
     def put(self, name: str, data: bytes, *, late_s: float = 0.0) -> Path:
         """A file in the bucket of its name, as if it was written so much later."""
         folder = Folder(str(self.folder))
-        staged, path = self.folder / "staging" / name, Path(folder.message_path(folder.bucket_of(name), name))
+        staged, path = self.folder / "staging" / name, Path(f"{folder.path}/messages/{folder.bucket_of(name)}/{name}")
         staged.write_bytes(data)
         os.utime(staged, (time.time() + late_s,) * 2)
         staged.rename(path)

@@ -45,7 +45,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(folder: Folder, monkeypatch: p
     name = Name("s", bool(rest), 1 << 41, MULTI, "1" * 32)
     assert folder.publish(name, rest, [BODY[1:]], threading.Event()) == "0"
     folder.settle(["0"])
-    assert Path(folder.message_path("0", str(name))).read_bytes() == BODY
+    assert Path(f"{folder.path}/messages/0/{name}").read_bytes() == BODY
     topic = ["sync staging", "rename", "sync topics/0"] if rest else []
     assert calls == [*topic, "sync staging", "rename", "sync messages/0"]
     assert folder.staged() == []
@@ -61,7 +61,7 @@ def test_two_bridges_that_write_the_same_message(folder: Folder) -> None:
         yield b"two"
 
     folder.publish(name, "rest", body(other=True), threading.Event())
-    assert Path(folder.message_path("0", str(name))).read_bytes() == b"\0one two"
+    assert Path(f"{folder.path}/messages/0/{name}").read_bytes() == b"\0one two"
     assert folder.read_rest("0", name) == "rest"
     assert folder.staged() == []
 
@@ -88,14 +88,14 @@ def test_a_single_is_of_who_has_its_lock(folder: Folder) -> None:
 
 def test_a_single_that_was_handled_by_a_worker_that_was_killed_then(folder: Folder) -> None:
     """It is empty, and still there."""
-    os.truncate(folder.message_path("0", JOB), 0)
+    os.truncate(f"{folder.path}/messages/0/{JOB}", 0)
     with folder.lock("0", JOB) as file:
         assert file is None
     assert folder.files("0") == []
 
 
 def test_a_single_that_goes_while_its_lock_is_waited_for(folder: Folder) -> None:
-    with open(folder.message_path("0", JOB), "r+b") as opened:
+    with open(f"{folder.path}/messages/0/{JOB}", "r+b") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         folder.finish("0", JOB, opened)
         with folder.lock("0", JOB) as file:
