@@ -17,7 +17,7 @@ from mqfs.client.message import Receipt
 from mqfs.client.publisher import Outgoing
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport.ninep import NinepTransport
-from mqfs.client.types import File, read_whole
+from mqfs.client.types import File, read_whole, write_lines
 from mqfs.client.waiting import Backoff
 from mqfs.errors import (
     Again,
@@ -89,8 +89,7 @@ class GroupLink:
 
     def command(self, file: str, line: str) -> None:
         """Write a command to a file."""
-        with closing(self.open(file, "w")) as opened:
-            opened.write(line.encode() + b"\n")
+        write_lines(self._link, f"{self.path}/{file}", line)
 
     def may_discard(self) -> bool:
         """Whether the group may have discarded messages since the last look: it has `full drop-new`, or had it then.

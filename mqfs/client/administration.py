@@ -24,10 +24,10 @@ from mqfs.client.info import Settings, Stats
 from mqfs.client.message import Message, Receipt, topic_of
 from mqfs.client.publisher import Outgoing, Publisher, addressed
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.types import Body, Duration, Link, read_whole
+from mqfs.client.types import Body, Duration, Link, read_whole, write_lines
 from mqfs.errors import BadCommand, BadRequest, NotFound
 from mqfs.records.headers import REPLY_TO
-from mqfs.syntax.lines import command_lines, quote_word, split
+from mqfs.syntax.lines import quote_word, split
 from mqfs.syntax.names import check_file_name, stream_name
 
 
@@ -129,11 +129,7 @@ class Administration:
         """
         self._publisher.close_idle()
         texts = [text for line in lines for text in ([line] if isinstance(line, str) else line.lines())]
-        file = self._link.open(f"{self.path}/ctl", "w")
-        try:
-            file.write(command_lines(*texts))
-        finally:
-            file.close()
+        write_lines(self._link, f"{self.path}/ctl", *texts)
 
     def bind(self, view: str, *patterns: str) -> None:
         """Bind a view to patterns, or to more of them.

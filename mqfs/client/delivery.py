@@ -19,7 +19,7 @@ from mqfs.client.large import place_of
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.prefetch import LEASE_AGE_S, DeferredAcks, Lease, SentAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
-from mqfs.client.types import Duration, File, Link, Patterns, read_whole
+from mqfs.client.types import Duration, File, Link, Patterns, read_whole, write_lines
 from mqfs.client.waiting import Waiting
 from mqfs.errors import Denied, Disconnected, Exists, FellBehind, Interrupted, MqfsError, NotFound, Stale
 from mqfs.records import headers
@@ -598,11 +598,7 @@ def consumer_opener(
         return link.open(path, "r+")
 
     def write_ctl(*words: str) -> None:
-        file = link.open(f"{group}/ctl", "w")
-        try:
-            file.write(command_lines(" ".join(map(quote_word, words))))
-        finally:
-            file.close()
+        write_lines(link, f"{group}/ctl", " ".join(map(quote_word, words)))
 
     return by_ctl if options or over else opener(link, path, path, on_made)
 

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from mqfs.client.types import Duration, Link, Moment, read_whole
+from mqfs.client.types import Duration, Link, Moment, read_whole, write_lines
 from mqfs.errors import BadRequest, NotFound
 from mqfs.syntax.duration import format_duration, format_moment, parse_duration
-from mqfs.syntax.lines import command_lines, quote_word, split
+from mqfs.syntax.lines import quote_word, split
 
 T = TypeVar("T")
 
@@ -413,7 +413,7 @@ class Consumer:
         if (to is None) == (since is None):
             raise BadRequest("seek failed: to and since (expected one of them)")
         place = str(to) if since is None else format_moment(since)
-        self._write(f".consumers/{self.name}", f"seek {place}")
+        write_lines(self._link, f"{self._group}/.consumers/{self.name}", f"seek {place}")
 
     def pause(self, duration: Duration | None = None) -> None:
         """Let its messages wait. Those in flight can be acknowledged, and publishers are not held up.
@@ -478,11 +478,4 @@ class Consumer:
         self._rule("breaker", quote_word(dead_letters))
 
     def _rule(self, verb: str, *words: str) -> None:
-        self._write("ctl", " ".join([verb, quote_word(self.name), *words]))
-
-    def _write(self, path: str, line: str) -> None:
-        file = self._link.open(f"{self._group}/{path}", "w")
-        try:
-            file.write(command_lines(line))
-        finally:
-            file.close()
+        write_lines(self._link, f"{self._group}/ctl", " ".join([verb, quote_word(self.name), *words]))

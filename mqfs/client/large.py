@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import IO, Any
 
 from mqfs import limits
@@ -248,14 +248,11 @@ class StagedUploads:
                 self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
 
     def _command(self, command: str, wait_s: float | None = None) -> None:
-        file = self._link.open(f"{self._path}/.txn/ctl", "w" if wait_s is None else "r+")
-        try:
+        with closing(self._link.open(f"{self._path}/.txn/ctl", "w" if wait_s is None else "r+")) as file:
             if wait_s is None:
                 file.write(command.encode())
             else:
                 file.ask(command.encode(), wait_s)
-        finally:
-            file.close()
 
 
 Publish = Callable[[bytes], object]
@@ -402,11 +399,8 @@ class BodyWriter(io.RawIOBase):
         self._stage(last=True)
         assert self._file is not None
         self._file.close()
-        file = self._open_part(self._head)
-        try:
+        with closing(self._open_part(self._head)) as file:
             self._put(file, self._first, f"1/{self._count}")
-        finally:
-            file.close()
         self._units.commit(self._head, self._rest, wait_s=self._wait_s)
 
     def abort(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from mqfs.client.subscription import CursorSubscription
@@ -97,11 +98,8 @@ class Origin:
 
     def _next(self) -> int:
         try:
-            file = self.cursor()
-            try:
+            with closing(self.cursor()) as file:
                 return int(parse_answer(file.ask(b"selected\n"))["next"])
-            finally:
-                file.close()
         except MqfsError:  # a warning is never why a call fails
             return 0
 

@@ -472,7 +472,7 @@ class Publisher:
             raise
         return first + done, later or wait
 
-    def _write(self, batch: list[Outgoing], create: bool, before: int) -> int:
+    def _write(self, batch: list[Outgoing], create: bool, before: int) -> None:
         files: dict[str | None, File] = {}
         ordered: list[tuple[File, bytes]] = []
         try:
@@ -493,7 +493,6 @@ class Publisher:
                 file.close()
             raise
         self._check(results, before, files)
-        return len(batch)
 
     def _check(self, results: list[MqfsError | None], before: int, files: dict[str | None, File]) -> None:
         failed = next((n for n, error in enumerate(results) if error is not None), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -16,6 +17,7 @@ from mqfs.client.message import Message
 from mqfs.errors import MqfsError
 from mqfs.ninep.codec.messages import Rerror
 from mqfs.ninep.codec.wire import raised
+from mqfs.syntax.lines import command_lines
 
 if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup
@@ -182,14 +184,14 @@ class Link(Protocol):
 
 def read_whole(link: Link, path: str) -> bytes:
     """All of a file that has an end."""
-    file = link.open(path, "r")
-    try:
-        pieces = []
-        while data := file.receive():
-            pieces.append(data)
-        return b"".join(pieces)
-    finally:
-        file.close()
+    with closing(link.open(path, "r")) as file:
+        return b"".join(iter(file.receive, b""))
+
+
+def write_lines(link: Link, path: str, *lines: str) -> None:
+    """Write commands to a file, all at once."""
+    with closing(link.open(path, "w")) as file:
+        file.write(command_lines(*lines))
 
 
 def parse_answer(text: bytes) -> dict[str, Any]:
