@@ -205,10 +205,12 @@ class Listener:
     def active(self) -> bool:
         return not self.closed or bool(self._running or self._waiting)
 
-    def share(self, deduplication: Deduplication | None) -> Deduplication:
-        """Call the handler once with a message that another listener of it gets, too."""
-        self._deduplication = deduplication or self._deduplication or Deduplication()
-        return self._deduplication
+    def share(self, others: Sequence[Listener]) -> None:
+        """Call the handler once with a message that several of its listeners get."""
+        if others:
+            shared = others[0]._deduplication or Deduplication()
+            for listener in (self, *others):
+                listener._deduplication = shared
 
     def unsubscribe(self, wait: bool) -> None:
         if self._shared.is_of_parent:
@@ -364,25 +366,24 @@ class Threads:
             self._calls.put(None)
 
 
-def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> None:
-    """Call a handler with each claim, on this thread, until there are no more or it raises HandlerGone; then close the
-    claims. `on_error`: called with what fails; it raises nothing."""
-    try:
-        with claims:
-            ClaimCalls(claims, handler, on_error).run()
-    except MqfsError as error:
-        on_error(error, None)
-
-
 class ClaimCalls:
     """The calls of a handler with the claims of one handle. A refusal that passes, as of a full disk, does not end
     them: they pause, settle what was not settled, and go on."""
 
     def __init__(self, claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> None:
+        """`on_error`: called with what fails; it raises nothing."""
         self._claims, self._handler, self._on_error = claims, handler, on_error
         self._raised: Claim | None = None  # the last claim, where its handler has raised
 
     def run(self) -> None:
+        """Call the handler on this thread until there are no more claims or it raises HandlerGone; then close them."""
+        try:
+            with self._claims:
+                self._call_all()
+        except MqfsError as error:
+            self._on_error(error, None)
+
+    def _call_all(self) -> None:
         """Raises what ends them: Denied, Disconnected, NotFound."""
         backoff = Backoff(True, self._claims._closed)
         while True:
@@ -451,7 +452,7 @@ class Worker:
 
     def _run(self, claims: Claims) -> None:
         inside.set(frozenset((self,)))
-        call_with_claims(claims, self._handler, partial(report, self._on_error))
+        ClaimCalls(claims, self._handler, partial(report, self._on_error)).run()
 
     def stop(self) -> None:
         """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
@@ -596,7 +597,7 @@ class Taking:
     # ------------------------------------------------------------ messages
 
     def _run(self, claims: Claims) -> None:
-        call_with_claims(claims, self._call, self._listener.report)
+        ClaimCalls(claims, self._call, self._listener.report).run()
         with self._shared.changed:
             del self._handles[claims]
             self._end_without_handles()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, TypeAlias
 
 from mqfs.client.callbacks import LATER, Handler, Later, Listener, OnError, Registration, Shared, Streams, Taking
@@ -276,7 +276,7 @@ class Registry:
             if single is not None:
                 Taking(self.shared, new, single, concurrency)
             else:
-                self._share(same, new)
+                new.share(same)
                 try:
                     self._start(new, existing)
                 except BaseException:
@@ -286,14 +286,6 @@ class Registry:
                 if not new.closed:
                     self._by_handler[_key(handler)] = (*self._by_handler.get(_key(handler), ()), new)
             return new.registration
-
-    @staticmethod
-    def _share(same: Sequence[Listener], new: Listener) -> None:
-        """Call their handler once for a message that several of them get."""
-        if same:
-            shared = same[0].share(None)
-            for listener in (*same, new):
-                listener.share(shared)
 
     def _forget(self, listener: Listener) -> None:
         key = _key(listener.handler)
@@ -307,16 +299,13 @@ class Registry:
         if existing:
             self._give_own(listener, "first")
             return
-        file = self._origin.cursor()
-        try:
+        with closing(self._origin.cursor()) as file:
             answer = self._ask(file, listener.patterns)
             if answer is None or answer["views"]:
                 self._give_own(listener, "end")
                 return
             self._dispatch_to(listener, Words(*answer["words"]))
             listener.begin(max(parse_answer(file.ask(b"selected\n"))["next"], self._origin.end()))
-        finally:
-            file.close()
 
     def _give_own(self, listener: Listener, start: str) -> None:
         listener.begin(0)
