@@ -148,10 +148,6 @@ def main() -> None:
     os._exit(0)  # threads may still wait for a message
 
 
-if __name__ == "__main__":
-    main()
-
-
 START_S = 60.0
 POLL_S = 0.1
 Counts = dict[tuple[str, int], int]
@@ -274,3 +270,7 @@ def error_of(name: str, detail: str) -> MqfsError:
     if isinstance(kind, type) and issubclass(kind, MqfsError):
         return kind(detail)
     return MqfsError(detail)
+
+
+if __name__ == "__main__":
+    main()

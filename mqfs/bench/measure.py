@@ -150,11 +150,8 @@ def open_group(place: Place, lines: Sequence[str], streams: Sequence[str], left:
 
 def _remove(place: Place, name: str, streams: Sequence[str]) -> None:
     """On a new connection: Ctrl-C may have left the other unusable."""
-    driver = open_driver(place)
-    try:
+    with contextlib.closing(open_driver(place)) as driver:
         driver.remove(name, streams)
-    finally:
-        driver.close()
 
 
 ROUND_TRIPS_S = 5.0  # at most
@@ -307,13 +304,10 @@ class Measurement:
         """Publish an end mark for each worker, after all messages."""
         if self.place.transport == "embedded" or not self.plan.workers:
             return
-        driver = open_driver(self.place)
-        try:
+        with contextlib.closing(open_driver(self.place)) as driver:
             publish, _ = driver.publisher(self.load.group, STREAM)
             for _ in range(self.plan.workers):
                 publish(payload.make(0, 0, 0, payload.tail(self.plan.size), payload.END))
-        finally:
-            driver.close()
 
     def _end_early(self) -> None:
         """Publish no more; wait for the rest, at most BENCH_DRAIN_S."""
@@ -348,11 +342,8 @@ class Measurement:
     def _count_acknowledged(self, receivers: list[dict[str, Any]]) -> int:
         if self.place.transport == "embedded":
             return sum(report.get("acknowledged", 0) for report in receivers)
-        driver = open_driver(self.place)
-        try:
+        with contextlib.closing(open_driver(self.place)) as driver:
             return driver.count_acknowledged(self.load.group)
-        finally:
-            driver.close()
 
     def _check(self, results: Results, sent: list[int], receivers: list[dict[str, Any]]) -> None:
         for report in receivers:
