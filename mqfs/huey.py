@@ -148,8 +148,9 @@ class Values(BaseStorage):  # type: ignore[misc]
         most = _VERSIONS * PIECE_BYTES
         if len(value) > most:
             raise TooLong(f"result {_text(key)!r}: {len(value)} bytes (expected at most {most})")
-        if _text(key).startswith(_REVOCATIONS):
-            self._mark_revoked()
+        if _text(key).startswith(_REVOCATIONS) and not self._has_mark:  # have workers look for revocations
+            self._group("revoked").publish(_ANY, b"yes")
+            self._has_mark = True
         self._data.publish(_text(key), value)
 
     def peek_data(self, key: str | bytes) -> Any:
@@ -177,12 +178,6 @@ class Values(BaseStorage):  # type: ignore[misc]
     @property
     def _mark(self) -> str:
         return f"{self.name}/revoked/{_ANY}"
-
-    def _mark_revoked(self) -> None:
-        """Have workers look for revocations."""
-        if not self._has_mark:
-            self._group("revoked").publish(_ANY, b"yes")
-            self._has_mark = True
 
     def delete_soon(self, key: str | bytes) -> None:
         """Delete a revocation that mostly is not there, before the next call of this thread does anything else than to

@@ -36,6 +36,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 from kombu.utils.url import parse_url
 
+from mqfs import __version__
 from mqfs.client import Claim, Claims, Client, Group, connect
 from mqfs.client.client import require_queue
 from mqfs.client.large import LargeMessage
@@ -408,15 +409,11 @@ class Channel(virtual.Channel):
                 if queue in self._without_ack:
                     self.claims.pop(payload["properties"]["delivery_tag"]).ack()
                 callback(payload, queue)
-                if not self.qos.can_consume():
-                    self._give_back()
+                if not self.qos.can_consume():  # requeue what was claimed ahead of the limit, for others
+                    for other in self._sources.values():
+                        other.give_back()
                 return None
         return again_at
-
-    def _give_back(self) -> None:
-        """Requeue what was claimed ahead of the limit, for others."""
-        for source in self._sources.values():
-            source.give_back()
 
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         if self.deliver_next(callback or self.connection._deliver) is not None:
@@ -454,21 +451,16 @@ class Transport(virtual.Transport):
 
     def establish_connection(self) -> Any:
         info: Any = self.client
-        self._root = (info.virtual_host or "").strip("/") or GROUP
+        root = (info.virtual_host or "").strip("/") or GROUP
         self._tree = connect(address_of(info), token=info.password if info.port and info.password else "")
         try:
-            self.queues = self.group("queues", *_QUEUES)
-            self.bindings = self.group("bindings")
-            self.temporary = self.group("temporary", "replay last")
+            self.queues = self._tree._require(f"{root}/queues", _QUEUES)
+            self.bindings = self._tree._require(f"{root}/bindings", ())
+            self.temporary = self._tree._require(f"{root}/temporary", ("replay last",))
             return super().establish_connection()
         except BaseException:
             self._tree.close()
             raise
-
-    def group(self, name: str, *ctl: str) -> Group:
-        """A group of this connection; it is made, with those settings, where it is missing."""
-        assert self._tree is not None
-        return self._tree._require(f"{self._root}/{name}", ctl)
 
     def table(self) -> frozenset[tuple[str, ...]]:
         """All bindings: exchange, routing key, queue. They are read again after a mark, which shared memory shows."""
@@ -494,8 +486,6 @@ class Transport(virtual.Transport):
         self.bindings.publish("changes", b"")
 
     def driver_version(self) -> str:
-        from mqfs import __version__
-
         return __version__
 
     def close_connection(self, connection: Any) -> None:
