@@ -27,7 +27,6 @@ from mqfs.bench import payload
 from mqfs.bench.actors import CONSUMER, PERCENTILES, PING, PONG, STREAM, Histogram, Load, Place, open_driver
 from mqfs.bench.children import Crew
 from mqfs.bench.plan import Plan
-from mqfs.client.publisher import Durability
 from mqfs.errors import BadAddress, Disconnected, MqfsError, NotFound
 
 START_S = STOP_S = 30.0
@@ -52,18 +51,14 @@ def open_place(plan: Plan, path: str) -> Iterator[Place]:
     """The location of the tree; starts a server where the plan names none."""
     assert plan.transport is not None
     if plan.at is not None:
-        yield Place(plan.transport, plan.at, wait=_wait_of(plan), prefetch=plan.prefetch)
+        yield Place(plan.transport, plan.at, wait=plan.wait, prefetch=plan.prefetch)
     elif plan.mount is not None:
         yield Place("file", mount=plan.mount)
     elif plan.transport == "embedded":
-        yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan), prefetch=plan.prefetch)
+        yield Place("embedded", store=os.path.join(path, "store"), wait=plan.wait, prefetch=plan.prefetch)
     else:
         with _local_server(plan.transport, path) as found:
-            yield attrs.evolve(found, wait=_wait_of(plan), prefetch=plan.prefetch)
-
-
-def _wait_of(plan: Plan) -> Durability:
-    return "published" if plan.wait == "published" else "committed"
+            yield attrs.evolve(found, wait=plan.wait, prefetch=plan.prefetch)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.bench.payload import LEAST_BYTES
+from mqfs.client.publisher import Durability
 from mqfs.engine.language.settings import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
 from mqfs.net.sockets import parse_addresses
@@ -34,7 +35,7 @@ class Plan:
     messages: int | None
     seconds: float | None
     sync: str
-    wait: str
+    wait: Durability
     ctl: tuple[str, ...]
     rate: float | None
     round_trips: int
