@@ -195,6 +195,7 @@ def test_a_stream_that_is_gone_ends_a_standby_with_the_reason(engine: NatsServer
     first = LocalPrimary(tmp_path / "a", url)
     first.append(1, b"one")
     first.wait(1, 1)
+    at = first.primary.writer.position.number
     log = open_log(url)
     standby = Standby(log, str(tmp_path / "b"), "", 60.0)
     ended = list[BaseException]()
@@ -207,7 +208,7 @@ def test_a_stream_that_is_gone_ends_a_standby_with_the_reason(engine: NatsServer
 
     thread = threading.Thread(target=follow)
     thread.start()
-    eventually(lambda: (found := state.read(str(tmp_path / "b"))) and found.position.number)
+    eventually(lambda: (found := state.read(str(tmp_path / "b"))) and found.position.number >= at)
     engine.kill()
     shutil.rmtree(engine.folder)
     engine.start()
