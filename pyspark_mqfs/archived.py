@@ -11,19 +11,15 @@ removed and created again is another one, whose sequences say nothing about thos
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pyspark_mqfs.catalog import ServerCatalog
 from pyspark_mqfs.commands.archive import identity, open_archive, stream_numbers
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Source, read, selected_names
 from pyspark_mqfs.schema import all_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from pyspark_mqfs.catalog import ServerCatalog
 
 
 def history(spark: SparkSession, archive: str, address: str, *, user: str = "", token: str = "") -> DataFrame:

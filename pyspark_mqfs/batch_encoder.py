@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
 from mqfs import limits
 from mqfs.records import headers
 from mqfs.records.record import HEAD_BYTES
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.options import OptionError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Numbers = Any  # a one-dimensional numpy array of integers
 

@@ -61,10 +61,6 @@ class Options:
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def names(self) -> list[str]:
-        """The names of the options that are set."""
-        return list(self._values)
-
     def text(self, name: str, default: str = "") -> str:
         return self._values.get(name, default)
 

@@ -78,16 +78,27 @@ class Bound:
         for path in self.by_stream:
             if path not in known:
                 raise OptionError(f"option {self.option}: unknown stream {path!r} (expected a stream of the query)")
-        positions, times = {}, _Times(client, self)
+        positions, times = {}, dict[tuple[str, int], int]()  # one look-up a group and time
         for path, group, stream in catalog.streams():
             value = self.by_stream.get(path, self.default)
             if self.timed and (path in self.by_stream or not self.by_stream):
-                positions[path] = times.position(group, value)
+                if (group.path, value) not in times:
+                    times[group.path, value] = self._at_time(client, group, value)
+                positions[path] = times[group.path, value]
                 if self.starts:  # at the oldest message that is there: an older one is not asked for by its sequence
                     positions[path] = max(positions[path], position_of(EARLIEST, group, stream))
             else:
                 positions[path] = position_of(value, group, stream)
         return positions
+
+    def _at_time(self, client: Client, group: Group, ms: int) -> int:
+        first = at_time(client, group, ms * 1_000_000)
+        if first is None and self.strict:
+            raise OptionError(
+                f"option {self.option}: group {group.path or '/'} has no message at or after {ms} ms"
+                " (expected an earlier time, or option startingOffsetsByTimestampStrategy latest)"
+            )
+        return group.next if first is None else first
 
 
 def position_of(value: int, group: Group, stream: Stream) -> int:
@@ -97,29 +108,6 @@ def position_of(value: int, group: Group, stream: Stream) -> int:
     if value == LATEST:
         return group.next
     return value
-
-
-class _Times:
-    """Positions by time, with one lookup a group."""
-
-    def __init__(self, client: Client, bound: Bound) -> None:
-        self._client, self._bound = client, bound
-        self._positions: dict[tuple[str, int], int] = {}
-
-    def position(self, group: Group, ms: int) -> int:
-        key = group.path, ms
-        if key not in self._positions:
-            self._positions[key] = self._find(group, ms)
-        return self._positions[key]
-
-    def _find(self, group: Group, ms: int) -> int:
-        first = at_time(self._client, group, ms * 1_000_000)
-        if first is None and self._bound.strict:
-            raise OptionError(
-                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms"
-                " (expected an earlier time, or option startingOffsetsByTimestampStrategy latest)"
-            )
-        return group.next if first is None else first
 
 
 def at_time(client: Client, group: Group, time_ns: int) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mqfs import filters, schema
@@ -16,10 +17,6 @@ from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import PartitionLimits, Slice, ranges
 from pyspark_mqfs.positions import EARLIEST, Bound
 from pyspark_mqfs.task import Task, check_losses
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.datasource import Filter
 
 STREAMING = (
     "maxOffsetsPerTrigger",

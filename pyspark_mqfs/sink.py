@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import attrs
 
@@ -101,7 +102,7 @@ class Staging:
             if path in self._existing:
                 continue
             if self._create:
-                self._link.with_retry(lambda client, path=path: _create_stream(client, path))  # type: ignore[misc]
+                self._link.with_retry(partial(_create_stream, path=path))
             self._existing.add(path)
 
     def finish(self) -> tuple[StagedBatch, ...]:

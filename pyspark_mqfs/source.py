@@ -5,14 +5,12 @@ Imports no Arrow, opens no connection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
 from pyspark_mqfs import options, schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 class MqfsDataSource(DataSource):

@@ -11,9 +11,10 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -34,9 +35,6 @@ from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import PartitionLimits, Slice, count_messages, limit_end, ranges
 from pyspark_mqfs.positions import LATEST, Bound
 from pyspark_mqfs.task import Task, check_losses, data_loss, wrong_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 log = logging.getLogger(__name__)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from pyspark_mqfs import batch_encoder, sink
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, OptionError, Options, invalid
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 WRITE = (*COMMON, "topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # properties of a streaming task

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_mqfs.catalog import split
+from pyspark_mqfs.catalog import ServerCatalog, split
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import (
@@ -33,11 +34,6 @@ from pyspark_mqfs.commands.sources import (
     stream_of,
     watch,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from pyspark_mqfs.catalog import ServerCatalog
 
 FORMAT = 1
 ABOUT, CHECKPOINT, ASIDE, MESSAGES = "_mqfs/archive.json", "_mqfs/checkpoint", "_mqfs/aside", "messages"

@@ -6,20 +6,18 @@ The copying query has limits, so that each of its batches is one atomic batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from mqfs import limits
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.replay import make_groups, target_of, topic_in
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, headers_or_empty, no_progress, watch
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch, atomic in each group
 TEXT, HEADER = "text", "header"  # columns of a condition beside those of the reader

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mqfs.errors import MqfsError, NotFound
@@ -37,9 +38,6 @@ from pyspark_mqfs.commands.sources import (
     watch,
 )
 from pyspark_mqfs.connection import read_text, write_text
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 PREFIX = "letter."
 ADDED = tuple(PREFIX + name for name in ("stream", "sequence", "reason"))  # by divert

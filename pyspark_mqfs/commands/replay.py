@@ -14,9 +14,11 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mqfs import limits
@@ -30,9 +32,6 @@ from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import ROOT, Progress, Source, header_of, headers_or_empty, no_progress
 from pyspark_mqfs.connection import Server, read_text, write_text
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 SEQUENCE, TIME = "replay.sequence", "replay.time"
 PLANS = "_mqfs/replays"
@@ -254,7 +253,9 @@ def _splits(rows: DataFrame, request: Replay) -> Iterator[Split]:
             steps.unpersist()
             steps = _count_steps(rows, request, LARGE_STEP).persist()
         most = min(MESSAGES, request.rate) if request.rate else MESSAGES
-        yield from _merge(_as_splits(steps.toLocalIterator()), most, bool(request.speed))
+        columns = ("group", "first", "last", "messages", "bytes")
+        splits = ((*(row[name] for name in columns), row["time"] / 1e6) for row in steps.toLocalIterator())
+        yield from _merge(splits, most, bool(request.speed))
     finally:
         steps.unpersist()
 
@@ -281,11 +282,6 @@ def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
         .repartition(1)  # they are few, and `toLocalIterator` runs a job for each partition
         .sortWithinPartitions("time" if request.speed else "group", "group", "first")
     )  # fmt: skip
-
-
-def _as_splits(rows: Iterable[Any]) -> Iterator[Split]:
-    for row in rows:
-        yield row["group"], row["first"], row["last"], row["messages"], row["bytes"], row["time"] / 1e6
 
 
 def _merge(splits: Iterable[Any], most: int, timed: bool) -> Iterator[Split]:
@@ -343,7 +339,7 @@ def make_groups(server: Server, groups: Iterable[str]) -> None:
     """Create missing groups, which retain all messages."""
     with server.link() as link:
         for group in sorted(groups):
-            link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+            link.with_retry(partial(make_group, path=group))
 
 
 def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> dict[str, int]:
@@ -351,7 +347,7 @@ def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> d
     prefix, found = f"committed spark-app-{plan['name']}.", {}
     with server.link() as link:
         for group in groups:
-            lines = link.with_retry(lambda client, group=group: read_text(client, path_of(group, ".txn/ctl")))  # type: ignore[misc]
+            lines = link.with_retry(partial(read_text, path=path_of(group, ".txn/ctl")))
             for line in lines.splitlines():
                 if line.startswith(prefix) and line[len(prefix) :].isdigit():
                     found[group] = int(line[len(prefix) :])

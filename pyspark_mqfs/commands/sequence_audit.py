@@ -7,15 +7,13 @@ its borders. There is no global sort.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 BITS = 17  # log2 of the sequences of a split
 EXAMPLES = 5

@@ -12,12 +12,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from mqfs.errors import BadConfig
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -44,10 +42,6 @@ class CommandError(Exception):
 @contextmanager
 def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSession]:
     """A session that ends with the block. Raises BadConfig."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise BadConfig("mqfs spark needs pyspark (in a clone: script/setup spark)") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Warnings of pyspark about versions of pandas, which a user cannot avoid.

@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_mqfs.catalog import Selection, ServerCatalog
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 SELECTION = ("subscribe", "assign", "subscribePattern")
 ROOT = "."  # the root group in a partition path; not a legal name of a group

@@ -5,18 +5,16 @@ Only results of aggregations come to the driver, never messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.copy import headers_map, select_messages
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Progress, Source, no_progress, read
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 POINTS = 200  # of the plot of rates
 SHARES = (0.5, 0.9, 0.99, 0.999)

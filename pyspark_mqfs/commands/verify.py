@@ -6,18 +6,16 @@ of an archive is of the body, computed when archiving.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive, replay
 from pyspark_mqfs.commands.sequence_audit import BITS, EXAMPLES, audit
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Progress, Source, group_of, no_progress, read
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 PROBLEMS = ("doubled", "clock", "checksum", "lost", "differs")  # holes are legal in sequences
 
