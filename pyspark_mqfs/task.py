@@ -135,7 +135,8 @@ class _RangeReader:
                 yield from self._attempt()
 
     def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
-        names = self._names(client)
+        present = self._present(client)
+        names = [name for name in self.range.streams if name in present]
         if not names or self.position >= self.range.high:
             return
         select(file, names)
@@ -155,13 +156,9 @@ class _RangeReader:
             if batch.num_rows:
                 yield batch
 
-    def _names(self, client: Client) -> list[str]:
-        """The streams of the range that are there, and still the ones that were planned."""
-        present = self._present(client)
-        return [name for name in self.range.streams if name in present]
-
     def _present(self, client: Client) -> dict[str, Mapping[str, int | None]]:
-        """The positions of those streams. A loss where one is missing, or another stream, or group, has its name."""
+        """The positions of the streams of the range that are there, and still the ones that were planned. A loss where
+        one is missing, or another stream, or group, has its name."""
         read = stream_positions(client, self.range.group)
         if read["store"] != self.store:
             raise wrong_store(self.store, str(read["store"]), self.task.server.address)
