@@ -12,8 +12,9 @@ first of the two. Steps such as `*/10` pass such an hour as any other.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from typing import Any
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
 import attrs
@@ -27,8 +28,8 @@ from mqfs.syntax.duration import parse_duration, print_duration
 _SECOND_NS = 10**9
 _EXAMPLE = "five fields and perhaps a zone, such as '0 5 * * 1-5 Europe/Berlin'"
 _ZONE_BYTES = 64
+_CRON_BYTES = 256
 _SHOWN = "%Y-%m-%dT%H:%M:%SZ"
-CRON_BYTES = 256
 
 
 @attrs.frozen
@@ -67,21 +68,13 @@ def _zone_of(name: str) -> tzinfo:
         raise BadCommand(f"cron: unknown zone {name[:_ZONE_BYTES]!r} (expected one such as Europe/Berlin)") from None
 
 
-def parse_every(text: str) -> Schedule:
-    """Raises BadCommand."""
-    every = parse_duration(text)
-    if every < _SECOND_NS:
-        raise BadCommand(f"every {text!r}: too short (expected 1s or more)")
-    return Schedule(every=every)
-
-
-def parse_cron(text: str, wall_ns: int = 0) -> Schedule:
-    """Fields and zone. Raises BadCommand where they are invalid, or are never due after that wall time."""
+def parse_cron(text: str) -> Schedule:
+    """Fields and zone. Raises BadCommand where they are invalid, or are never due."""
     words = text.split()
     if len(words) not in (5, 6):
         raise BadCommand(f"cron {text[:60]!r}: {len(words)} fields (expected {_EXAMPLE})")
     schedule = Schedule(cron=" ".join(words))
-    schedule.next_ns(wall_ns)
+    schedule.next_ns(0)
     return schedule
 
 
@@ -101,6 +94,7 @@ def parse_shown(text: str) -> int:
 # ------------------------------------------------------------ requests
 
 
+Parse: TypeAlias = Callable[[str, Any], Any]  # a key and its value in the object; raises BadCommand
 _decoder = json.JSONDecoder()
 _OF_LINES = {"stream", "file", "id", "kept", "expect", "lines"}  # what holds for all of them together
 
@@ -178,7 +172,8 @@ def _read(value: dict[str, Any]) -> PutRequest:
         raise errors.BadCommand("expect: not with delay or at (expected a message that is written now)")
     put = PutRequest(is_plain=value.keys() - {"expect"} == {"stream", "kept"})
     for key, what in value.items():
-        _KEYS[key](put, what)
+        field, parse_value = _KEYS[key]
+        setattr(put, field, parse_value(key, what))
     if put.lines:
         if wrong := sorted(value.keys() - _OF_LINES):
             raise errors.BadCommand(f"{wrong[0]}: not with lines (expected it with one message)")
@@ -202,77 +197,47 @@ def _text(key: str, what: Any, most: int) -> str:
     return what
 
 
-def _stream(put: PutRequest, what: Any) -> None:
-    put.stream = _text("stream", what, limits.NAME_BYTES)
+def _name_of(most: int) -> Parse:
+    return lambda key, what: _text(key, what, most)
 
 
-def _file(put: PutRequest, what: Any) -> None:
-    if isinstance(what, bool) or not isinstance(what, int) or not 0 < what < 1 << 64:
-        raise errors.BadCommand(f"file {str(what)[:40]}: not an inode (expected that of the stream)")
-    put.file = what
+def _duration(key: str, what: Any) -> int:
+    return parse_duration(_text(key, what, 64))
 
 
-def _delay(put: PutRequest, what: Any) -> None:
-    put.delay = parse_duration(_text("delay", what, 64))
+def _flag(key: str, what: Any) -> bool:
+    if not isinstance(what, bool):
+        raise errors.BadCommand(f"{key} {str(what)[:40]!r}: unknown value (expected true or false)")
+    return what
 
 
-def _at(put: PutRequest, what: Any) -> None:
+def _number(least: int, end: int, wrong: str) -> Parse:
+    def parse(key: str, what: Any) -> int:
+        if isinstance(what, bool) or not isinstance(what, int) or not least <= what < end:
+            raise errors.BadCommand(f"{key} {str(what)[:40]}: {wrong}")
+        return what
+
+    return parse
+
+
+def _at(key: str, what: Any) -> int:
     if isinstance(what, bool) or not isinstance(what, int | float) or not 0 <= what < 1 << 33:
         raise errors.BadCommand(f"at {str(what)[:40]}: not a time (expected UNIX seconds)")
-    put.at_ns = int(what * 10**9)
+    return int(what * 10**9)
 
 
-def _ttl(put: PutRequest, what: Any) -> None:
-    put.ttl = parse_duration(_text("ttl", what, 64))
+def _every(key: str, what: Any) -> Schedule:
+    every = parse_duration(text := _text(key, what, 64))
+    if every < _SECOND_NS:
+        raise BadCommand(f"every {text!r}: too short (expected 1s or more)")
+    return Schedule(every=every)
 
 
-def _priority(put: PutRequest, what: Any) -> None:
-    if isinstance(what, bool) or not isinstance(what, int) or not 0 <= what <= 9:
-        raise errors.BadCommand(f"priority {str(what)[:40]}: out of range (expected 0 to 9)")
-    put.priority = what
+def _cron(key: str, what: Any) -> Schedule:
+    return parse_cron(_text(key, what, _CRON_BYTES))
 
 
-def _id(put: PutRequest, what: Any) -> None:
-    put.id = _text("id", what, limits.ID_BYTES)
-
-
-def _key(put: PutRequest, what: Any) -> None:
-    put.key = _text("key", what, limits.KEY_BYTES)
-
-
-def _single(put: PutRequest, what: Any) -> None:
-    if not isinstance(what, bool):
-        raise errors.BadCommand(f"single {str(what)[:40]!r}: unknown value (expected true or false)")
-    put.single = what
-
-
-def _kept(put: PutRequest, what: Any) -> None:
-    if not isinstance(what, bool):
-        raise errors.BadCommand(f"kept {str(what)[:40]!r}: unknown value (expected true or false)")
-    put.kept = what
-
-
-def _lines(put: PutRequest, what: Any) -> None:
-    if not isinstance(what, bool):
-        raise errors.BadCommand(f"lines {str(what)[:40]!r}: unknown value (expected true or false)")
-    put.lines = what
-
-
-def _every(put: PutRequest, what: Any) -> None:
-    put.schedule = parse_every(_text("every", what, 64))
-
-
-def _cron(put: PutRequest, what: Any) -> None:
-    put.schedule = parse_cron(_text("cron", what, CRON_BYTES))
-
-
-def _expect(put: PutRequest, what: Any) -> None:
-    if isinstance(what, bool) or not isinstance(what, int) or not 0 <= what < 1 << 63:
-        raise errors.BadCommand(f"expect {str(what)[:40]}: not a sequence (expected that of a message, or 0)")
-    put.expect = what
-
-
-def _headers(put: PutRequest, what: Any) -> None:
+def _headers(_: str, what: Any) -> dict[str, str]:
     if not isinstance(what, dict):
         raise errors.BadCommand("headers: not an object (expected one of strings)")
     for key, text in what.items():
@@ -285,23 +250,23 @@ def _headers(put: PutRequest, what: Any) -> None:
     size = sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items())
     if size > limits.HEADER_BYTES:
         raise errors.BadCommand(f"headers of {size} bytes (expected at most {limits.HEADER_BYTES})")
-    put.headers = what
+    return what
 
 
-_KEYS = {
-    "stream": _stream,
-    "file": _file,
-    "delay": _delay,
-    "at": _at,
-    "ttl": _ttl,
-    "priority": _priority,
-    "id": _id,
-    "key": _key,
-    "single": _single,
-    "kept": _kept,
-    "every": _every,
-    "cron": _cron,
-    "expect": _expect,
-    "headers": _headers,
-    "lines": _lines,
+_KEYS: dict[str, tuple[str, Parse]] = {  # the field of PutRequest, and how its value is read
+    "stream": ("stream", _name_of(limits.NAME_BYTES)),
+    "file": ("file", _number(1, 1 << 64, "not an inode (expected that of the stream)")),
+    "delay": ("delay", _duration),
+    "at": ("at_ns", _at),
+    "ttl": ("ttl", _duration),
+    "priority": ("priority", _number(0, 10, "out of range (expected 0 to 9)")),
+    "id": ("id", _name_of(limits.ID_BYTES)),
+    "key": ("key", _name_of(limits.KEY_BYTES)),
+    "single": ("single", _flag),
+    "kept": ("kept", _flag),
+    "every": ("schedule", _every),
+    "cron": ("schedule", _cron),
+    "expect": ("expect", _number(0, 1 << 63, "not a sequence (expected that of a message, or 0)")),
+    "headers": ("headers", _headers),
+    "lines": ("lines", _flag),
 }
