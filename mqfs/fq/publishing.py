@@ -163,7 +163,7 @@ class Publisher:
             if not isinstance(error, (StreamFull, TooLong)):
                 self.close()
             raise
-        if handle.text is None:  # no sequence: discarded
+        if handle.pending is None:  # no sequence: discarded
             self._count("dropped", len(frames), exchange)
             return True
         self._count("routed", len(frames), exchange)

@@ -314,7 +314,7 @@ class CommandFile(OpenFile):
     """A file whose writes are command lines and whose refusals can be read."""
 
     refusal: bytes | None = None  # why the last write was refused
-    pending: bytes | None = None  # the text that a command asked for, `info` say
+    pending: bytes | None = None  # what the last write answers, or the text that a command asked for, `info` say
     unexpected: Exception | None = None  # what the next read raises: a bug
 
     def lines_of(self, data: bytes) -> str:
@@ -340,6 +340,10 @@ class CommandFile(OpenFile):
         super().refused(error)
         if isinstance(error, REFUSALS):
             self.audit("write", error.detail, status="refused")
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.take_response(count) or b""
 
     def flush(self) -> Step[int]:
         return self.write(b"\n") if self.partial else 0
@@ -417,21 +421,3 @@ class LongResponses(CommandFile):
             making.cancel()
         if read is not None:
             read[0].fail(errors.Interrupted(f"{self.node.name}: the answer was cut off"))
-
-
-class PrintedCommands(CommandFile):
-    """A file of commands that prints, read from its beginning, how things stand."""
-
-    text: bytes | None = None
-
-    def print(self) -> str:
-        raise NotImplementedError
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.take_response(count)
-        if told is not None:
-            return told
-        if self.text is None or offset == 0:
-            self.text = self.print().encode()
-        return self.text[offset : offset + count]

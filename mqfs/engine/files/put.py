@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import CommandFile, OpenFile, PrintedCommands
+from mqfs.engine.files.handle import CommandFile, OpenFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, Schedule, parse
@@ -36,7 +36,6 @@ class PutHandle(CommandFile):
     """An open `.put`."""
 
     publishes = True
-    text: bytes | None = None  # of the last message
 
     def count_messages(self, data: bytes) -> int:
         try:
@@ -45,20 +44,9 @@ class PutHandle(CommandFile):
             return 1
         return body.count(b"\n") if put.lines else 1
 
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.take_response(count)
-        if told is not None:
-            return told
-        if self.text is None:
-            return b""
-        text, rest = self.text[:count], self.text[count:]
-        self.text = rest or None
-        return text
-
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
-        self.text = self.refusal = None  # the next read tells of this write
+        self.pending = self.refusal = None  # the next read tells of this write
         try:
             put, body = parse(data)
             stream = self._stream_of(put)
@@ -116,7 +104,7 @@ class PutHandle(CommandFile):
     def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, time_ns: int, known: bool) -> None:
         """The next read tells what is kept. The message is not delivered yet. `known`: its id was, and all but its
         sequence is looked up."""
-        self.text = f"{sequence}\n".encode()
+        self.pending = f"{sequence}\n".encode()
         if put.kept:
             ttl = put.ttl or 0
             retained = bool(due_ns) or put.single or self.group.is_retaining(stream)
@@ -124,7 +112,7 @@ class PutHandle(CommandFile):
                 time_ns, ttl, retained = self._known(sequence)
             ttl = min(filter(None, (ttl, self.group.settings.ttl)), default=0)
             ends_ns = time_ns + ttl if time_ns and ttl else 0
-            self.text = f"{sequence} {time_ns} {ends_ns} {known:d} {retained:d}\n".encode()
+            self.pending = f"{sequence} {time_ns} {ends_ns} {known:d} {retained:d}\n".encode()
 
     def _known(self, sequence: int) -> tuple[int, int, bool]:
         """Look up the message that was put with that sequence: its time, or when it is due, its own `ttl`, and whether
@@ -242,18 +230,7 @@ class FramesFile(CommandFile):
 
 
 class BatchHandle(FramesFile):
-    """An open `.batch`."""
-
-    text: bytes | None = None  # the sequence of the last unit's first message
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.take_response(count)
-        if told is not None:
-            return told
-        text, self.text = self.text or b"", None
-        self.text = text[count:] or None
-        return text[:count]
+    """An open `.batch`. It answers the sequence of the last unit's first message."""
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self.stream(name) for name in packed.fresh]
@@ -277,7 +254,7 @@ class BatchHandle(FramesFile):
         return stream
 
     def _tell(self, unit: AtomicBatch) -> None:
-        self.text = f"{unit.first}\n".encode() if unit.first else None
+        self.pending = f"{unit.first}\n".encode() if unit.first else None
 
 
 # ------------------------------------------------------------ the files of .txn
@@ -286,11 +263,20 @@ class BatchHandle(FramesFile):
 _USAGE = {"commit": "commit PRODUCER.NUMBER PART...", "abort": "abort PART...", "forget": "forget PRODUCER..."}
 
 
-class TxnCtlHandle(PrintedCommands):
-    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
+class TxnCtlHandle(CommandFile):
+    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it. A read from
+    the beginning prints how things stand."""
 
-    def print(self) -> str:
-        return self.group.transactions.text(self.user)
+    _text: bytes | None = None
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        if self._text is None or not offset:
+            self._text = self.group.transactions.text(self.user).encode()
+        return self._text[offset : offset + count]
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
@@ -413,10 +399,6 @@ class PartBatchHandle(FramesFile):
 
     def stream(self, name: str) -> object:
         return self.node.part.stream(self.user, name)
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        return self.take_response(count) or b""
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         self.node.part.add(self.user, packed)
