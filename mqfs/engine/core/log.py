@@ -399,6 +399,15 @@ def answering(wait: Wait[T], value: T, why: str) -> Answer:
     return then
 
 
+def record_at(reader: LogReader, sequence: int) -> Record | None:
+    """The record of that sequence; None where there is none, or it is damaged. Raises DiskFailed."""
+    try:
+        record = reader.scan(sequence)
+    except errors.Damaged:
+        return None
+    return record if record is not None and record.sequence == sequence else None
+
+
 def draft_of(change: Change) -> Draft:
     """Its record."""
     return Draft(Kind.CHANGE, change.get("stream", 0), encode_change(change))

@@ -14,7 +14,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.core.log import GroupLog
+from mqfs.engine.core.log import GroupLog, record_at
 from mqfs.engine.core.portions import Work
 from mqfs.model import Kind, Record, Step
 from mqfs.records import headers
@@ -83,11 +83,8 @@ def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
 
 
 def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
-    try:
-        record = log.reader.find(stream, sequence)
-    except errors.Damaged:
-        return None
-    return record if record is not None and record.sequence == sequence and record.kind == Kind.MESSAGE else None
+    record = record_at(log.reader, sequence)
+    return record if record is not None and (record.stream, record.kind) == (stream, Kind.MESSAGE) else None
 
 
 def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]:

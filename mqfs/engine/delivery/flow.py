@@ -25,7 +25,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mqfs import errors, limits
+from mqfs import limits
+from mqfs.engine.core.log import record_at
 from mqfs.engine.core.portions import Work
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record
@@ -169,11 +170,8 @@ class Keys:
             entry = unacked.get(sequence)
             if entry is None or sequence in self._keys:
                 continue
-            try:
-                record = self._group.log.reader.scan(sequence)
-            except errors.Damaged:
-                continue
-            if record is not None and record.sequence == sequence and (key := key_of(record.headers)):
+            record = record_at(self._group.log.reader, sequence)
+            if record is not None and (key := key_of(record.headers)):
                 self._keys[sequence] = key
                 queue = self._queue(key)
                 if entry.claimed:

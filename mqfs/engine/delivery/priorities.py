@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
+from mqfs.engine.core.log import record_at
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.model import NEVER, Record
 from mqfs.records import headers
@@ -141,11 +142,8 @@ class PriorityIndex:
 
     def _note_found(self, sequence: int) -> int:
         """A message that may have attributes, if it is not damaged. Returns the bytes of its body."""
-        try:
-            record = self._group.log.bucket.reader.scan(sequence)
-        except errors.Damaged:
-            return 0
-        if record is None or record.sequence != sequence:
+        record = record_at(self._group.log.reader, sequence)
+        if record is None:
             return 0
         if record.stream in self._group.numbers:
             self.note(record)

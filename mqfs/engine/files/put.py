@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from mqfs import errors, limits
+from mqfs.engine.core.log import record_at
 from mqfs.engine.files.handle import CommandFile, OpenFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
@@ -118,11 +119,8 @@ class PutHandle(CommandFile):
         """Look up the message that was put with that sequence: its time, or when it is due, its own `ttl`, and whether
         it is retained. All are 0 where the log does not have it any more."""
         group, clock = self.group, self.group.tree.clock
-        try:
-            record = group.log.stored.reader.scan(sequence)
-        except errors.Damaged:
-            record = None
-        if record is None or record.sequence != sequence:
+        record = record_at(group.log.stored.reader, sequence)
+        if record is None:
             return 0, 0, False
         texts, time_ns, number = headers.decode(record.headers), record.time_ns, record.stream
         if number == PUT:  # it was delayed, and perhaps it still is

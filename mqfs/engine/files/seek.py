@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from mqfs import errors, limits
+from mqfs.engine.core.log import record_at
 from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.retention.retained import bound_after_start
@@ -104,11 +105,8 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
 
 
 def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> bool:
-    try:
-        record = group.log.reader.scan(sequence)
-    except errors.Damaged:
-        return False
-    return record is not None and record.sequence == sequence and shows(record)
+    record = record_at(group.log.reader, sequence)
+    return record is not None and shows(record)
 
 
 class WalkBack:

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.core.log import AckSteps
+from mqfs.engine.core.log import AckSteps, record_at
 from mqfs.engine.core.timers import AGAIN_NS, DELAYED, ROUND_NS, Alarm
 from mqfs.engine.publishing.admission import Admission, request_of, require_fit
 from mqfs.engine.publishing.kept_quotas import stored
@@ -291,11 +291,8 @@ class DelayedMessages:
 
     def record(self, sequence: int) -> Record | None:
         """None: it is damaged, or is not delayed any more."""
-        try:
-            record = self._log.stored.reader.find(PUT, sequence)
-        except errors.Damaged:
-            return None
-        return record if record is not None and record.sequence == sequence else None
+        record = record_at(self._log.stored.reader, sequence)
+        return record if record is not None and record.stream == PUT else None
 
     def _step(self, sequence: int) -> bytes:
         before = self._log.stored.reader.before(sequence, PUT) or 0

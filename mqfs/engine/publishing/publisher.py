@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.core.log import AckSteps
+from mqfs.engine.core.log import AckSteps, record_at
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
 from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest, bytes_of
@@ -264,11 +264,7 @@ class Publisher:
     def appended(self, first: int, count: int) -> Iterator[Record]:
         """The messages of a batch as the log has them; one that is damaged since is left out."""
         for sequence in range(first, first + count):
-            try:
-                record = self.log.stored.reader.scan(sequence)
-            except errors.Damaged:
-                continue
-            if record is not None and record.sequence == sequence:
+            if (record := record_at(self.log.stored.reader, sequence)) is not None:
                 yield record._replace(flags=0)
 
     def is_expired(self, record: Record) -> bool:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
+from mqfs.engine.core.log import record_at
 from mqfs.engine.core.timers import AGAIN_NS, ROUND_NS, SCHEDULES, Alarm
 from mqfs.engine.language.put_request import Schedule, parse_shown, shown
 from mqfs.engine.publishing.admission import Admission, request_of
@@ -131,11 +132,8 @@ class Schedules:
     def _last_ns(self, name: str, sequence: int) -> int:
         """When the schedule ran before that message waited for it: its message is the one in front, of the same batch.
         0: there is none."""
-        try:
-            record = self._host.log.stored.reader.scan(sequence - 1)
-        except errors.Damaged:
-            return 0
-        if record is None or record.sequence != sequence - 1:
+        record = record_at(self._host.log.stored.reader, sequence - 1)
+        if record is None:
             return 0
         schedule, _, time = headers.decode(record.headers).get(headers.ID, "").rpartition("@")
         return parse_shown(time) if schedule == name else 0
