@@ -78,9 +78,7 @@ class Group:
         self.views: ViewRegistry = ViewRegistry(self)
         self.consumers = Consumers(self)
         self.log.on_acknowledged = self.consumers.on_acknowledged
-        self.fanout: Fanout = Fanout(
-            self.log, self.retention.expiry, self.ranks, self.views, self.consumers, self.waiting
-        )
+        self.fanout: Fanout = Fanout(self)
         self.views.on_refreshed, self.views.on_removed = self.consumers.on_coverage_changed, self.fanout.close_view
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]

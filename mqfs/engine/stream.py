@@ -20,7 +20,7 @@ from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import refuse_all
 from mqfs.engine.retention.retained import KeptRange
 from mqfs.model import Wait
-from mqfs.state.group import StreamState
+from mqfs.state.group import ConsumerState, StreamState
 
 if TYPE_CHECKING:
     from mqfs.engine.files.readers import Searcher
@@ -59,8 +59,8 @@ class Stream(Numbered):
         self.waits = WaitList(group.waiting)
         self.blocked: OrderedDict[Wait[int], WriteRequest] = OrderedDict()
         self.pollers = PollList(group.waiting)
-        self.kept: KeptRange = KeptRange(self, state, group.log, group.retention)
-        self.exclusives = ExclusiveMessages(self, group.log, group.ranks, group.retention)
+        self.kept: KeptRange = KeptRange(self)
+        self.exclusives = ExclusiveMessages(self)
         self.written = 0
         self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
@@ -87,12 +87,16 @@ class Stream(Numbered):
     def own_consumer(self) -> Consumer:
         """The consumer it has under `deliver one`."""
         if self.default_consumer is None:
-            self.default_consumer = self.group.consumers.make_default(self)
+            own = self.group.log.state.nameless(self.number)
+            assert own is not None
+            self.default_consumer = Consumer(self.group, own, self)
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
         """The same, to be shown: where nothing was ever claimed, one that is not kept."""
-        return self.own_consumer() if self._has_consumer else self.group.consumers.unused_default(self)
+        if self._has_consumer:
+            return self.own_consumer()
+        return Consumer(self.group, ConsumerState(0, 0, 0, self.number, "", "", 0), self)
 
     @property
     def _has_consumer(self) -> bool:
@@ -131,10 +135,6 @@ class Stream(Numbered):
         if self._routes.version != self.group.routing_version:
             self._routes = self.group.consumers.scopes.routes(self)
         return self._routes
-
-    @property
-    def bounded_consumers(self) -> tuple[Consumer, ...]:
-        return self.routes().bounded
 
     @property
     def is_attended(self) -> bool:

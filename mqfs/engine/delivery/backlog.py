@@ -15,11 +15,9 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.acks import ACK, State
-from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Claim, Coverage
-    from mqfs.engine.group import Group
+    from mqfs.engine.delivery.consumer import Consumer
     from mqfs.engine.retention.retained import KeptRange
     from mqfs.engine.stream import Stream
 
@@ -37,11 +35,9 @@ class Backlog:
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_look_at", "_looked_to", "_own", "_recount_ns", "_size",
                  "cut_from")  # fmt: skip
 
-    def __init__(
-        self, group: Group, own: ConsumerState, coverage: Coverage, claims: dict[int, Claim], held: set[int]
-    ) -> None:
-        self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
-        self._held = held  # exclusive messages that are claimed and not acked
+    def __init__(self, owner: Consumer) -> None:
+        self._group, self._own, self._coverage, self._claims = owner.group, owner.state, owner.coverage, owner.claims
+        self._held = owner.held_exclusives
         self._size: int | None = None  # None: to be counted
         self._recount_ns = 0  # not before, by the engine's clock
         self.cut_from = 0  # the last look for messages to be cut went that far

@@ -7,7 +7,7 @@ named consumers of `.consumers` and the default consumer that each stream has un
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -25,14 +25,12 @@ from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.routing import MessageFilter
 from mqfs.model import NEVER, Kind, Record, RecordRun
 from mqfs.records.record import heads
-from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
+from mqfs.state.acks import ACK, CLAIM, SEEK, AckState, State, Unacked
 from mqfs.state.group import Attributes, ConsumerState
 from mqfs.state.rules import NO_RULES, print_rules
 from mqfs.syntax.lines import quote
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.priorities import PriorityIndex
-    from mqfs.engine.delivery.registry import Consumers
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
@@ -79,11 +77,10 @@ class Claim:
 class Consumer(Numbered):
     """Made and removed by its registry. `stream`: whose default consumer it is; a named one has none."""
 
-    def __init__(self, group: Group, registry: Consumers, own: ConsumerState, stream: Stream | None = None) -> None:
-        self.group: Any = group  # as the tree knows it
-        self._group, self._registry, self._log = group, registry, group.log
+    def __init__(self, group: Group, own: ConsumerState, stream: Stream | None = None) -> None:
+        self.group, self._log = group, group.log
         self.state: ConsumerState = own
-        self.progress = own.progress
+        self.progress: AckState = own.progress
         self.removed = False
         self.opens = 0  # handles, those too which only peek
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
@@ -92,23 +89,18 @@ class Consumer(Numbered):
         self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: what each one got last
         self.undo_due: list[ClaimingHandle] = []  # `ack read`: these were lost before they read it; the disk was full
         self.counts = ConsumerCounts()
-        held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
-        self.coverage = Coverage(group, group.ranks, own, stream, held)
+        self.held_exclusives: set[int] = set()  # exclusive messages that it claimed first and did not ack
+        self.coverage: Coverage = Coverage(self, stream)
         what = f"ending leases and delays of {self.name}"
-        self.alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
-        set_alarm = self.alarm.at
+        self.alarm: Alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
         self.claims: dict[int, Claim] = {}  # by sequence
-        self.deadlines = Deadlines(own.progress, self.claims, group.clock, set_alarm)
-        self.dispatcher: Dispatcher = Dispatcher(
-            group, group.ranks, group.waiting, own.progress, self.coverage, self.deadlines, self.receivers
-        )
-        self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
+        self.deadlines: Deadlines = Deadlines(self)
+        self.dispatcher: Dispatcher = Dispatcher(self)
+        self.reads: ParkedReads = ParkedReads(own.number, group.waiting, self.dispatcher, group.consumers.read_ends)
         self.dispatcher.on_looked = self.reads.serve
-        self.exclusives = ExclusiveClaims(
-            group, own, self.coverage, self.dispatcher, self.claims, held, self.reads.serve
-        )
-        self.backlog = Backlog(group, own, self.coverage, self.claims, held)
-        self.redelivery = Redelivery(group, self, set_alarm)
+        self.exclusives = ExclusiveClaims(self)
+        self.backlog = Backlog(self)
+        self.redelivery = Redelivery(self)
         self.flow: Flow | None = None  # its rules; None: it has none
         self._rules = NO_RULES  # those that are in force
         self.on_deliver_changed()
@@ -134,7 +126,7 @@ class Consumer(Numbered):
         if rules is before or rules == before:
             return
         self._rules = rules
-        flow = self.flow or Flow(self._group, self.state, self.claims, self.alarm.at)
+        flow = self.flow or Flow(self)
         flow.on_rules_changed()
         self.flow = self.dispatcher.flow = flow if rules != NO_RULES else None
         if (rules.ordered, rules.per_key) != (before.ordered, before.per_key):
@@ -158,7 +150,7 @@ class Consumer(Numbered):
         """As ctl lines: its own, and one for each of its rules."""
         if self.flow is None:
             return [self._line()]
-        rules = print_rules(self.state.rules, self._group.clock.engine_ns())
+        rules = print_rules(self.state.rules, self.group.clock.engine_ns())
         return [self._line(), *(f"{verb} {quote(self.state.name)} {value}".rstrip() for verb, value in rules)]
 
     @property
@@ -224,7 +216,7 @@ class Consumer(Numbered):
             self.dispatcher.on_delivered(record)
         if auto_ack:
             self.counts.delivered += 1
-            self._group.counts.read += 1
+            self.group.counts.read += 1
             self.counts.acknowledged += 1
             size = len(record.body)
             kept = record if size <= KEPT_BYTES else record._replace(body=b"")
@@ -284,7 +276,7 @@ class Consumer(Numbered):
     def _hand_over(self, receiver: ClaimingHandle, rows: Sequence[Candidate], is_multipart: bool = False) -> None:
         """The log says that the receiver claimed them."""
         self.counts.delivered += len(rows)
-        self._group.counts.read += len(rows)
+        self.group.counts.read += len(rows)
         lease_ns, unacked = self._log.settings.lease, self.progress.unacked
         for sequence, stream, size in rows:
             claim = Claim(receiver, sequence, stream, size, unacked[sequence], is_multipart)
@@ -296,7 +288,7 @@ class Consumer(Numbered):
 
     def _is_exclusive(self, sequence: int) -> bool:
         coverage = self.coverage
-        return (coverage.stream is None or coverage.exclusives_only) and self._group.ranks.is_exclusive(sequence)
+        return (coverage.stream is None or coverage.exclusives_only) and self.group.ranks.is_exclusive(sequence)
 
     def ack(self, claims: Sequence[Claim], recorded: bool = False) -> None:
         """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""
@@ -329,15 +321,15 @@ class Consumer(Numbered):
         try:
             self._log.acknowledge(self.state, steps)
         except errors.MqfsError as error:
-            self._group.faults.report(self._group.number, f"message {record.sequence} stays acked unread: {error}")
+            self.group.faults.report(self.group.number, f"message {record.sequence} stays acked unread: {error}")
             if self._log.end.failed is None and not self.removed:
                 self.undo_due.append(receiver)
-                self.alarm.at(self._group.clock.engine_ns() + AGAIN_NS)
+                self.alarm.at(self.group.clock.engine_ns() + AGAIN_NS)
             return
         del self.unconfirmed[receiver]
         self.counts.acknowledged -= 1
         self.backlog.on_appended()
-        if (stream := self._group.numbers.get(record.stream)) is not None:
+        if (stream := self.group.numbers.get(record.stream)) is not None:
             stream.kept.recount()
         is_multipart = bool(record.headers) and multipart.is_last(record)
         entry = self.progress.unacked[record.sequence]
@@ -360,7 +352,7 @@ class Consumer(Numbered):
         first = entry.first if entry else multipart.first_of(self._log, last)
         steps = self.progress.step(ACK, first, last.sequence)
         if last.sequence in self.held_exclusives:  # no other consumer had it
-            self.exclusives.offer(self._group.numbers[last.stream], last.sequence, (self.state, steps))
+            self.exclusives.offer(self.group.numbers[last.stream], last.sequence, (self.state, steps))
         else:
             self._log.acknowledge(self.state, steps)
         self.backlog.on_acked(last.sequence, last.stream, len(last.body), first < last.sequence)
@@ -372,7 +364,7 @@ class Consumer(Numbered):
         self.counts.dead += 1
         if self.flow is not None:
             if self.flow.is_broken():
-                self._registry.trip(self)
+                self.group.consumers.trip(self)
             self.reads.serve()
 
     def seek(self, position: int) -> None:
@@ -388,11 +380,11 @@ class Consumer(Numbered):
             self.backlog.recount()
             for stream in self.backlog.streams():
                 stream.kept.recount()
-            self._group.retention.note_change()
+            self.group.retention.note_change()
         finally:
             self.exclusives.serve_others()
             self.reads.serve()  # before writers go on: what is kept is given before what they write
-            self._group.unblock()
+            self.group.unblock()
 
     # ------------------------------------------------------------ receivers
 
@@ -409,7 +401,7 @@ class Consumer(Numbered):
         """Remove a transient consumer that no handle has open, unless only those which peek had it so far."""
         if not self.receivers and not self.claims:
             self.dispatcher.release_cache()
-        group = self._group
+        group = self.group
         if self.redelivery.has_returned or self.opens or self.removed or group.removed or group.tree.closing:
             return
         if self.state.transient and self.had_receiver:
@@ -418,12 +410,12 @@ class Consumer(Numbered):
     def _remove_transient(self) -> None:
         """Remove it, or try again in a second: a close never fails by it, and on a full disk it holds messages back."""
         try:
-            self._registry.remove(self)
+            self.group.consumers.remove(self)
         except errors.MqfsError as error:
             self.group.faults.report(self.group.number, f"consumer {self.name} was not removed: {error}")
             if self._log.end.failed is None:
                 self.removal_due = True
-                self.alarm.at(self._group.clock.engine_ns() + AGAIN_NS)
+                self.alarm.at(self.group.clock.engine_ns() + AGAIN_NS)
 
 
 # ------------------------------------------------------------ coverage
@@ -437,11 +429,9 @@ class Coverage:
 
     __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
 
-    def __init__(
-        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
-    ) -> None:
-        self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
-        self._held = held  # exclusive messages that this consumer claimed first
+    def __init__(self, owner: Consumer, stream: Stream | None) -> None:
+        self._group, self._ranks, self._own, self.stream = owner.group, owner.group.ranks, owner.state, stream
+        self._held = owner.held_exclusives
         self.exclusives_only = False  # a default consumer under `deliver all` has no others
         self._filter: MessageFilter | None = None
         self._filter_version = -1

@@ -22,7 +22,7 @@ when it `has_looked`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,15 +30,13 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
-from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap, PriorityIndex
-from mqfs.engine.delivery.waiting import Waiting
+from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
-from mqfs.state.acks import ACK, AckState, Ranges, Unacked, step
+from mqfs.state.acks import ACK, Ranges, Unacked, step
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Coverage
-    from mqfs.engine.delivery.redelivery import Deadlines
+    from mqfs.engine.delivery.consumer import Consumer
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
 
@@ -62,7 +60,7 @@ def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record
 
 
 class Dispatcher:
-    """The search for a consumer, of which `receivers` are open. It claims nothing: see `on_claimed`."""
+    """The search for a consumer. It claims nothing: see `on_claimed`."""
 
     __slots__ = (
         "_by_expiry",
@@ -89,18 +87,11 @@ class Dispatcher:
         "slots",
     )
 
-    def __init__(
-        self,
-        group: Group,
-        ranks: PriorityIndex,
-        waiting: Waiting,
-        progress: AckState,
-        coverage: Coverage,
-        deadlines: Deadlines,
-        receivers: Collection[ClaimingHandle],
-    ) -> None:
-        self._group, self._ranks, self._waiting = group, ranks, waiting
-        self._progress, self._coverage, self._deadlines, self._receivers = progress, coverage, deadlines, receivers
+    def __init__(self, owner: Consumer) -> None:
+        group, progress = owner.group, owner.progress
+        self._group, self._ranks, self._waiting = group, group.ranks, group.waiting
+        self._progress, self._coverage, self._deadlines = progress, owner.coverage, owner.deadlines
+        self._receivers = owner.receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim

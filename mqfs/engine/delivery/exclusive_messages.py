@@ -11,21 +11,16 @@ who came first:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mqfs.engine.core.log import AckSteps, GroupLog
+from mqfs.engine.core.log import AckSteps
 from mqfs.engine.delivery.dispatcher import visible_record
-from mqfs.engine.retention.retention import Retention
 from mqfs.model import NEVER, Record
 from mqfs.state.acks import ACK, REQUEUE
-from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Claim, Coverage
-    from mqfs.engine.delivery.dispatcher import Dispatcher
-    from mqfs.engine.delivery.priorities import PriorityIndex
-    from mqfs.engine.group import Group
+    from mqfs.engine.delivery.consumer import Claim, Consumer
     from mqfs.engine.stream import Stream
 
 
@@ -34,8 +29,9 @@ class ExclusiveMessages:
 
     __slots__ = ("_index", "_log", "_retention", "_stream", "astray")
 
-    def __init__(self, stream: Stream, log: GroupLog, index: PriorityIndex, retention: Retention) -> None:
-        self._stream, self._log, self._index, self._retention = stream, log, index, retention
+    def __init__(self, stream: Stream) -> None:
+        group = stream.group
+        self._stream, self._log, self._index, self._retention = stream, group.log, group.ranks, group.retention
         self.astray: dict[int, set[int]] = {}  # claimed by a consumer that does not cover the stream now: what that has
 
     def is_taken(self, sequence: int) -> bool:
@@ -148,23 +144,14 @@ _AT_ONCE = 256  # messages offered by one record
 
 
 class ExclusiveClaims:
-    """The claims of a consumer on them. `held`: messages it claimed first and did not ack; `claims`: those of all that
-    are in flight. `serve` has its parked reads look again."""
+    """The claims of a consumer on them."""
 
-    __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_serve")
+    __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_reads")
 
-    def __init__(
-        self,
-        group: Group,
-        own: ConsumerState,
-        coverage: Coverage,
-        dispatcher: Dispatcher,
-        claims: dict[int, Claim],
-        held: set[int],
-        serve: Callable[[], None],
-    ) -> None:
-        self._group, self._own, self._coverage = group, own, coverage
-        self._dispatcher, self._claims, self._held, self._serve = dispatcher, claims, held, serve
+    def __init__(self, owner: Consumer) -> None:
+        self._group, self._own, self._coverage = owner.group, owner.state, owner.coverage
+        self._dispatcher, self._claims, self._reads = owner.dispatcher, owner.claims, owner.reads
+        self._held = owner.held_exclusives  # messages it claimed first and did not ack
         self._offered_to: dict[ExclusiveClaims, None] = {}  # others, whose reads were not served since
 
     def claim(self, record: Record, steps: bytes) -> None:
@@ -272,7 +259,7 @@ class ExclusiveClaims:
         """Serve the reads of those to whom messages were offered."""
         others, self._offered_to = self._offered_to, {}
         for other in others:
-            other._serve()
+            other._reads.serve()
 
     def _steps_to_offer(self, sequences: Iterable[int], offered: Iterable[bytes]) -> bytes:
         """What the log has to say so that this consumer may claim them: these steps, after those of its gaps."""

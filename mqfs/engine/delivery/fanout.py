@@ -9,17 +9,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mqfs import limits
-from mqfs.engine.core.log import GroupLog
-from mqfs.engine.delivery.priorities import PriorityIndex
-from mqfs.engine.delivery.registry import Consumers
-from mqfs.engine.delivery.waiting import PollList, Waiting, WaitList
-from mqfs.engine.retention.retained import Expiry
-from mqfs.engine.routing import View, ViewRegistry
+from mqfs.engine.delivery.waiting import PollList, WaitList
+from mqfs.engine.routing import View
 from mqfs.model import NEVER, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.files.cursor import Cursor
     from mqfs.engine.files.readers import MergedReader, Searcher
+    from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
@@ -28,24 +25,16 @@ MESSAGE = int(Kind.MESSAGE)
 class Fanout:
     """The open readers of a group, and what they wait for."""
 
-    def __init__(
-        self,
-        log: GroupLog,
-        expiry: Expiry,
-        ranks: PriorityIndex,
-        views: ViewRegistry,
-        consumers: Consumers,
-        waiting: Waiting,
-    ) -> None:
-        self._log, self._expiry, self._ranks = log, expiry, ranks
-        self._views, self._consumers, self._waiting = views, consumers, waiting
+    def __init__(self, group: Group) -> None:
+        self._log, self._expiry, self._ranks = group.log, group.retention.expiry, group.ranks
+        self._views, self._consumers, self._waiting = group.views, group.consumers, group.waiting
         self.log_readers: set[MergedReader] = set()  # of `order` and views
-        self.order_waits = WaitList(waiting)
+        self.order_waits = WaitList(group.waiting)
         self.cursors: set[Cursor] = set()
         self._unused = -1  # sequences below the first since the start; -1: not looked up yet
-        self.cursor_waits = WaitList(waiting)
+        self.cursor_waits = WaitList(group.waiting)
         self.view_waits: dict[View, WaitList] = {}
-        self.pollers = PollList(waiting)  # of `order`, views and cursors
+        self.pollers = PollList(group.waiting)  # of `order`, views and cursors
 
     def all_wait(self, stream: Stream) -> bool:
         """Whether all open readers of the stream are parked: a message for them need not be stored."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import limits
@@ -32,10 +32,10 @@ from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record
 from mqfs.records.headers import key_of
 from mqfs.state.acks import AckState
-from mqfs.state.group import ConsumerState
 from mqfs.state.rules import TRIPPED, Rules
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Consumer
     from mqfs.engine.group import Group
 
 _SLACK_NS = 10**8  # deliveries of so long may go at once: no alarm for each of a thousand in a second
@@ -44,15 +44,13 @@ PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
 
 
 class Flow:
-    """The rules over all messages of a consumer. `claims`: those that it has. `set_alarm`: has its reads looked at
-    again at an engine time."""
+    """The rules over all messages of a consumer."""
 
     __slots__ = ("_claims", "_dead", "_group", "_next_ns", "_own", "_set_alarm")
 
-    def __init__(
-        self, group: Group, own: ConsumerState, claims: Mapping[int, object], set_alarm: Callable[[int], None]
-    ) -> None:
-        self._group, self._own, self._claims, self._set_alarm = group, own, claims, set_alarm
+    def __init__(self, owner: Consumer) -> None:
+        self._group, self._own, self._claims = owner.group, owner.state, owner.claims
+        self._set_alarm = owner.alarm.at  # has its reads looked at again at an engine time
         self._next_ns = 0  # when the next delivery is due, by the rate
         self._dead: deque[int] = deque()  # engine times of dead letters, no more than the breaker counts
 

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.clock import Clock
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.core.timers import AGAIN_NS
@@ -25,7 +24,7 @@ from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import batch, headers
 from mqfs.records.batch import BatchSource, RecordBatch
-from mqfs.state.acks import ACK, REQUEUE, AckState, State, Unacked
+from mqfs.state.acks import ACK, REQUEUE, State, Unacked
 from mqfs.state.group import Attributes, Change, ConsumerState
 
 if TYPE_CHECKING:
@@ -183,10 +182,9 @@ class Deadlines:
 
     __slots__ = ("_claims", "_clock", "_progress", "_set_alarm", "_timers")
 
-    def __init__(
-        self, progress: AckState, claims: dict[int, Claim], clock: Clock, set_alarm: Callable[[int], None]
-    ) -> None:
-        self._progress, self._claims, self._clock, self._set_alarm = progress, claims, clock, set_alarm
+    def __init__(self, owner: Consumer) -> None:
+        self._progress, self._claims = owner.progress, owner.claims
+        self._clock, self._set_alarm = owner.group.clock, owner.alarm.at
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence); also of claims that ended, until they are due
 
     def clear(self) -> None:
@@ -241,14 +239,9 @@ class ReturnedClaims:
 
     __slots__ = ("_claims", "_clock", "_queue", "_requeue", "_set_alarm")
 
-    def __init__(
-        self,
-        claims: dict[int, Claim],
-        clock: Clock,
-        set_alarm: Callable[[int], None],
-        requeue: Callable[[list[Claim], str], bool],
-    ) -> None:
-        self._claims, self._clock, self._set_alarm, self._requeue = claims, clock, set_alarm, requeue
+    def __init__(self, owner: Consumer, requeue: Callable[[list[Claim], str], bool]) -> None:
+        self._claims, self._clock, self._set_alarm = owner.claims, owner.group.clock, owner.alarm.at
+        self._requeue = requeue
         self._queue: list[tuple[Iterator[Claim], str]] = []
 
     def __bool__(self) -> bool:
@@ -283,11 +276,11 @@ class Redelivery:
 
     __slots__ = ("_dispatcher", "_group", "_log", "_owner", "_progress", "_returned")
 
-    def __init__(self, group: Group, owner: Consumer, set_alarm: Callable[[int], None]) -> None:
-        self._group, self._log, self._owner = group, group.log, owner
+    def __init__(self, owner: Consumer) -> None:
+        self._group, self._log, self._owner = owner.group, owner.group.log, owner
         self._dispatcher = owner.dispatcher
-        self._progress = owner.state.progress
-        self._returned = ReturnedClaims(owner.claims, group.clock, set_alarm, self._requeue_returned)
+        self._progress = owner.progress
+        self._returned = ReturnedClaims(owner, self._requeue_returned)
 
     def release(self, claim: Claim) -> None:
         """Requeue at once, not counted as failed. An exclusive message is then for any consumer again."""

@@ -53,7 +53,7 @@ class Consumers(dict[str, Consumer]):
         """Those that the group's state names."""
         for own in self._log.state.consumers.values():
             if own.name:
-                self._enter(Consumer(self._group, self, own))
+                self._enter(Consumer(self._group, own))
         self._group.update_must_retain()
 
     def start(self) -> None:
@@ -143,16 +143,6 @@ class Consumers(dict[str, Consumer]):
             low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
         return low
 
-    def make_default(self, stream: Stream) -> Consumer:
-        """The default consumer of a stream, for the stream to keep."""
-        own = self._log.state.nameless(stream.number)
-        assert own is not None
-        return Consumer(self._group, self, own, stream)
-
-    def unused_default(self, stream: Stream) -> Consumer:
-        """One like it that the group does not know: nothing was ever claimed from the stream."""
-        return Consumer(self._group, self, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
-
     def _enter(self, consumer: Consumer) -> None:
         own = consumer.state
         self[own.name] = consumer
@@ -179,7 +169,7 @@ class Consumers(dict[str, Consumer]):
         group, replay = self._group, self._log.settings.replay
         change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
         self._log.change(change)
-        self.refresh([Consumer(group, self, self._log.state.consumers[number])])
+        self.refresh([Consumer(group, self._log.state.consumers[number])])
         return self._log.after_metadata_sync(self[name])
 
     def refresh(self, consumers: Iterable[Consumer]) -> None:

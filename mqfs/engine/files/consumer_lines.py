@@ -152,7 +152,7 @@ class ConsumerLines:
         more = {"rules": rules.encode()} if rules != NO_RULES else {}
         change = changes.add({**self._beginning(over), "name": name, "number": number, **options, **more})
         change["state"] = new_consumer(change)
-        self.refreshed.append(Consumer(group, group.consumers, change["state"]))
+        self.refreshed.append(Consumer(group, change["state"]))
 
     def _change(self, name: str, number: int) -> None:
         """Options and rules of one that exists, or that a line before makes."""

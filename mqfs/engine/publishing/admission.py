@@ -137,7 +137,7 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
     stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages:
-        for consumer in stream.bounded_consumers:
+        for consumer in stream.routes().bounded:
             if (consumer.state.full or settings.full) in STOPPING:
                 covered_by.setdefault(consumer, []).append(stream)
     lacking = None

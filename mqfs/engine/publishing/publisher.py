@@ -40,7 +40,7 @@ class Publisher:
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
         self.overdue = host.held.overdue
-        self.blocked = BlockedWriters(self.admit_in_quota, self.append_admitted, host.unblock)
+        self.blocked = BlockedWriters(host)
 
     def write_plain(self, stream: Stream, body: bytes, writer: OpenFile) -> Step[int]:
         """As `write`, of one message without headers; `writer` is that of its request. A straight line where
@@ -293,16 +293,10 @@ class Publisher:
 
 
 class BlockedWriters:
-    """The waiting writers of a group; those of a stream are in `stream.blocked`. `admit`, `append`: the publisher's.
-    `unblock`: the group's."""
+    """The waiting writers of a group; those of a stream are in `stream.blocked`."""
 
-    def __init__(
-        self,
-        admit: Callable[[Stream, WriteRequest], Admission],
-        append: Callable[[Stream, WriteRequest, Admission], Step[int]],
-        unblock: Callable[[], None],
-    ) -> None:
-        self._admit, self._append, self._unblock = admit, append, unblock
+    def __init__(self, host: Group) -> None:
+        self._host = host
         self.streams: set[Stream] = set()  # on which writers wait
 
     def park(self, stream: Stream, request: WriteRequest) -> Wait[int]:
@@ -320,7 +314,7 @@ class BlockedWriters:
             if request.undo is not None:
                 request.undo()
             if first:
-                self._unblock()  # it stood before others for whom there may be room
+                self._host.unblock()  # it stood before others for whom there may be room
             return True
 
         wait: Wait[int] = Wait(cancel)
@@ -372,10 +366,13 @@ class BlockedWriters:
 
     def _try(self, stream: Stream, request: WriteRequest) -> Step[int] | None:
         """None: there is no room yet."""
-        admission = self._admit(stream, request)
+        publisher = self._host.publisher
+        admission = publisher.admit_in_quota(stream, request)
         if admission is Admission.WAIT:
             return None
-        return request.total if admission is Admission.DISCARD else self._append(stream, request, admission)
+        if admission is Admission.DISCARD:
+            return request.total
+        return publisher.append_admitted(stream, request, admission)
 
 
 def refuse_all(stream: Stream, error: errors.MqfsError) -> None:

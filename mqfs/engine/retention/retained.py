@@ -18,11 +18,9 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.language.settings import NO_DEPTH, Depth
 from mqfs.engine.retention.newest import NOTHING
 from mqfs.model import NEVER, Kind, Record
-from mqfs.state.group import StreamState
 from mqfs.store.api import Bucket
 
 if TYPE_CHECKING:
-    from mqfs.engine.retention.retention import Retention
     from mqfs.engine.stream import Stream
 
 _FOLLOWED = 4_096  # messages of which the key is looked up at once, where a bound depends on it: some 30 ms
@@ -54,9 +52,9 @@ class KeptRange:
         "trimmed_count",
     )
 
-    def __init__(self, owner: Stream, state: StreamState, log: GroupLog, retention: Retention) -> None:
-        self._owner, self.log, self._retention = owner, log, retention
-        self.state, self.number = state, state.number
+    def __init__(self, owner: Stream) -> None:
+        self._owner, self.log, self._retention = owner, owner.group.log, owner.group.retention
+        self.state, self.number = owner.state, owner.number
         self.count = UNKNOWN  # messages kept at or above the floor
         self.size = 0  # their bytes
         self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes: not counted

@@ -52,7 +52,7 @@ class Retention:
     def __init__(self, host: Group) -> None:
         self._host, self._log, self.counts = host, host.log, host.counts
         self.ranks = host.ranks
-        self.expiry = Expiry(host.log, host.clock)
+        self.expiry: Expiry = Expiry(host.log, host.clock)
         self.interests: list[Callable[[Any], int]] = []
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
         self.evictions = 0  # grows with every cut, so that cursors look only then
