@@ -7,7 +7,7 @@ classes of their own. What else a new file needs: docs/contributing/hacking.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer
@@ -335,23 +335,17 @@ class StagedStream:
 Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
 
 
-def group_of(node: Node) -> Group:
-    """The group that a file is in. Streams and consumers know it by no more than they need of it."""
-    group: Any = node.group
-    return cast(Group, group)
-
-
 def parent(node: Node) -> Group | Folder:
     """The directory it is in; the root is in itself."""
     if isinstance(node, Group):
         return node.parent
     if isinstance(node, StagedStream):
-        return PartFolder(group_of(node), node.part)
+        return PartFolder(node.group, node.part)
     if isinstance(node, PartFolder | TxnCtl):
-        return TxnFolder(group_of(node))
+        return TxnFolder(node.group)
     if isinstance(node, Consumer | TakeFile):
-        return Folder(group_of(node), ".consumers")
-    return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
+        return Folder(node.group, ".consumers")
+    return Folder(node.group, ".kept") if isinstance(node, SnapshotNode) else node.group
 
 
 _CONTENTS = {".consumers": "consumer", ".kept": "stream", ".txn": "part"}

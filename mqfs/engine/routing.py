@@ -32,7 +32,7 @@ log = logging.getLogger("mqfs.engine")
 class View(Numbered):
     """The file. Bound and unbound by its group."""
 
-    def __init__(self, group: Any, own: ViewState) -> None:
+    def __init__(self, group: Group, own: ViewState) -> None:
         self.group, self.state = group, own
         self.removed = False
         self.readers: set[Any] = set()  # the open ones

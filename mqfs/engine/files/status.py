@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
@@ -66,8 +66,7 @@ def totals(group: Group, user: User) -> Work[str]:
 
 
 def _seen(stream: Stream, user: User) -> bool:
-    group: Any = stream.group
-    return not stream.removed and sees(user, group.state, stream.state)
+    return not stream.removed and sees(user, stream.group.state, stream.state)
 
 
 def _rows(
@@ -211,14 +210,13 @@ def _printed(group: Group, user: User) -> Work[str]:
 
 
 def _shown(consumer: Consumer, user: User) -> bool:
-    stream, group = _over(consumer), consumer.group
-    return stream is None or sees(user, cast(Any, group).state, stream.state)
+    stream = _over(consumer)
+    return stream is None or sees(user, consumer.group.state, stream.state)
 
 
 def _over(consumer: Consumer) -> Stream | None:
     """The stream that it is over, or whose default consumer it is."""
-    stream: Stream | None = consumer.group.streams.get(consumer.state.over)
-    return stream or consumer.group.numbers.get(consumer.number)
+    return consumer.group.streams.get(consumer.state.over) or consumer.group.numbers.get(consumer.number)
 
 
 def places(group: Group, user: User) -> Work[bytes]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.errors import OverQuota
@@ -94,7 +94,6 @@ class KeptBytes:
 
     def measure(self, stream: Stream) -> None:
         """Charge what a stream keeps now."""
-        group = cast(Any, stream).group
         stream.kept.update_low_watermark()
         if count := stream.kept.count:
             # Above the floor are acked messages, too: a few that are kept charge no more than they can have.
@@ -103,7 +102,7 @@ class KeptBytes:
         else:
             self._headers.pop(stream, None)
             size = 0
-        self.charge(stream, stored(stream.kept.count, size) + group.held.bytes_of(stream.number))
+        self.charge(stream, stored(stream.kept.count, size) + stream.group.held.bytes_of(stream.number))
 
     def look(self, owner: int, first: Iterable[Stream] = ()) -> int:
         """Look at the next streams, before them at `first`. Returns how many."""
@@ -116,7 +115,7 @@ class KeptBytes:
                 continue
             self._headers.pop(stream, None)
             if stream.removed:
-                self.charge_removed(cast(Any, stream).group, stream.number)
+                self.charge_removed(stream.group, stream.number)
         removed = list(islice(self._removed, PORTION))
         for group, number in removed:
             self.charge_removed(group, number)

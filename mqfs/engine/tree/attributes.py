@@ -26,7 +26,6 @@ from mqfs.engine.nodes import (
     TakeFile,
     TxnCtl,
     TxnFolder,
-    group_of,
     path_of,
 )
 from mqfs.engine.routing import View
@@ -66,7 +65,7 @@ def _times(node: Node) -> tuple[int, int, int, int]:
         return node.kept.mtime_ns or made, made, node.kept.size, 1
     if isinstance(node, StagingFolder | StagedStream):
         return node.times()
-    group = group_of(node)
+    group = node.group
     made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
     if isinstance(node, Group):
         return (

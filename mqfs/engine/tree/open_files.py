@@ -24,7 +24,7 @@ from mqfs.engine.files.readers import OrderHandle, ViewHandle
 from mqfs.engine.files.status import TextHandle
 from mqfs.engine.files.stream import SnapshotHandle, StreamHandle
 from mqfs.engine.group import Group
-from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl, group_of, path_of
+from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl, path_of
 from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Step, User
@@ -52,7 +52,7 @@ class OpenFiles:
         kind = _kind(node, reads, writes)
         meter = self.meters.of(user.uid) if self.meters is not None else None
         if meter is not None:
-            meter.admit(user, group_of(node), node.name, self._shares.of(user.uid))
+            meter.admit(user, node.group, node.name, self._shares.of(user.uid))
         self._shares.acquire(user.uid)
         try:
             handle = kind(node, user, reads, writes)

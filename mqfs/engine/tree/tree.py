@@ -33,7 +33,6 @@ from mqfs.engine.nodes import (
     SnapshotNode,
     StagingFolder,
     TakeFile,
-    group_of,
     not_found,
     unlink_nothing,
 )
@@ -232,7 +231,7 @@ class Tree:
         access = flags & os.O_ACCMODE
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         permit_open(user, node, reads, writes, made=made)
-        if (ring := group_of(node).ring) is not None:
+        if (ring := node.group.ring) is not None:
             ring.drain()
         return self.open_files.open(user, node, reads, writes)
 
