@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mqfs import errors, limits
 from mqfs.engine.language import programs
 from mqfs.engine.language.permissions import Numbered, R, require
 from mqfs.engine.language.programs import Program
+from mqfs.engine.language.settings import in_line
 from mqfs.model import NEVER, Record, User
 from mqfs.quotas import UserLimits
 from mqfs.state.group import Attributes, ViewState
@@ -25,6 +26,8 @@ from mqfs.syntax.patterns import Patterns, check_pattern, has_wildcard
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+T = TypeVar("T")
 
 log = logging.getLogger("mqfs.engine")
 
@@ -393,10 +396,23 @@ class MessageFilter:
         return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
 
 
-def split_select(line: str) -> list[str]:
+def _split_select(line: str) -> list[str]:
     """The words of a line; after `select program` a program is the rest of it, as it stands. Raises BadCommand."""
     found = programs.at_end(line) if line.split(None, 1)[:1] == ["select"] else None
     return ["select", *found] if found is not None and found[0] == "program" else split(line)
+
+
+def commands_of(text: str, parse: Callable[[str, list[str]], T]) -> list[T]:
+    """What `parse` makes of the verb and the words of each command line. Raises BadCommand, which names the line, and
+    what `parse` raises."""
+    found: list[T] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if words := _split_select(line):
+                found.append(parse(words[0], words[1:]))
+        except errors.BadCommand as error:
+            raise in_line(error, line, number, text) from None
+    return found
 
 
 def cover(group: Group, words: Sequence[str]) -> MessageFilter:

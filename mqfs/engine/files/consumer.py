@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
@@ -14,9 +15,8 @@ from mqfs.engine.files.handle import FREE_BYTES, CommandFile, to_tell_of
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
-from mqfs.engine.language.settings import in_line
 from mqfs.engine.nodes import TakeFile
-from mqfs.engine.routing import FEW, MessageFilter, select, split_select
+from mqfs.engine.routing import FEW, MessageFilter, commands_of, select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Record, Step, User, Wait
@@ -250,28 +250,24 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _commands(self, text: str) -> list[Command]:
         """The commands of all lines, none of them done yet. Raises BadCommand, Stale, NotFound, Denied, OverLimit."""
-        found: list[Command] = []
-        named: set[int] = set()
-        self._named = 0
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                if words := split_select(line):
-                    found.append(self._command(words[0], words[1:], named))
-            except errors.BadCommand as error:
-                raise in_line(error, line, number, text) from None
-        return found
+        self._named, named = 0, set[int]()
+        return commands_of(text, lambda verb, words: self._command(verb, words, named))
 
     def _command(self, verb: str, words: list[str], named: set[int]) -> Command:
-        claiming = {"ack": self._ack, "nack": self._nack, "release": self._release, "dead": self._dead}
-        if verb in claiming:
-            return claiming[verb](words, named)
+        if verb == "ack":
+            return partial(self._acknowledge, self._claims(words, named))
+        if verb == "nack":
+            return self._nack(words, named)
+        if verb == "release":
+            return partial(self._release, self._claims(words, named))
+        if verb == "dead":
+            return self._dead(words, named)
         if verb == "touch":
-            claims = self._claims(words, set())
-            return lambda: self._touch(claims)
+            return partial(self._touch, self._claims(words, set()))
         if verb == "select":
             return self._select(words)
         if verb not in _USAGE:
-            raise errors.BadCommand(unknown("command", verb, [*claiming, "touch", "select", *_USAGE]))
+            raise errors.BadCommand(unknown("command", verb, [*_OTHERS, *_USAGE]))
         if len(words) != _USAGE[verb]:
             raise errors.BadCommand(f"{verb}: {len(words)} values (expected {_USAGE[verb]})")
         if verb == "info":
@@ -298,10 +294,6 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             raise errors.Stale("no message is claimed (read one first)")
         return claims
 
-    def _ack(self, words: list[str], named: set[int]) -> Callable[[], None]:
-        claims = self._claims(words, named)
-        return lambda: self._acknowledge(claims)
-
     def _acknowledge(self, claims: list[Claim]) -> None:
         if valid := self._valid(claims):
             self.consumer.ack(valid)
@@ -320,11 +312,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         claims = self._claims(sequences, named)
         return lambda: self._each(claims, lambda claim: self.consumer.redelivery.nack(claim, "nack", delay))
 
-    def _release(self, words: list[str], named: set[int]) -> Callable[[], None]:
-        claims = self._claims(words, named)
-        return lambda: self._release_all(claims)
-
-    def _release_all(self, claims: list[Claim]) -> None:
+    def _release(self, claims: list[Claim]) -> None:
         self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
         self.consumer.redelivery.release_all(self._valid(claims))
 
@@ -473,4 +461,5 @@ def _numbers(word: str) -> Sequence[int]:
 
 
 _ONE_ACK = re.compile(rb"ack(?: (\d{1,18})\n|\n?)").fullmatch  # most writes, not parsed further
+_OTHERS = ("ack", "nack", "release", "dead", "touch", "select")  # commands of any number of words
 _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1, "prefetch": 1}

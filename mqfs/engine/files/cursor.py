@@ -19,10 +19,10 @@ from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed
-from mqfs.engine.language.settings import in_line, parse_depth
+from mqfs.engine.language.settings import parse_depth
 from mqfs.engine.nodes import Meta
 from mqfs.engine.retention.retained import bound_after_start
-from mqfs.engine.routing import MessageFilter, cover, select, split_select
+from mqfs.engine.routing import MessageFilter, commands_of, cover, select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Kind, Record, Step, User
@@ -84,8 +84,7 @@ class Cursor(LongResponses, Searcher):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         try:
             # All are understood before the first is done.
-            steps = self._steps(self.lines_of(data))
-            for step in steps:
+            for step in commands_of(self.lines_of(data), self._command):
                 step()
         except errors.MqfsError as error:
             self.refused(error)
@@ -97,19 +96,8 @@ class Cursor(LongResponses, Searcher):
         self.group.unblock()
         return len(data)
 
-    def _steps(self, text: str) -> list[Callable[[], None]]:
-        """The commands of all lines. Raises BadCommand, NotFound, Denied, OverLimit."""
-        found: list[Callable[[], None]] = []
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                if words := split_select(line):
-                    found.append(self._command(words))
-            except errors.BadCommand as error:
-                raise in_line(error, line, number, text) from None
-        return found
-
-    def _command(self, words: list[str]) -> Callable[[], None]:
-        verb, arguments = words[0], words[1:]
+    def _command(self, verb: str, arguments: list[str]) -> Callable[[], None]:
+        """Raises BadCommand, NotFound, Denied, OverLimit."""
         if verb in ("select", "cover"):
             if len(arguments) > limits.CURSOR_NAMES:
                 raise errors.OverLimit(f"{verb}: {len(arguments)} names (expected at most {limits.CURSOR_NAMES})")
