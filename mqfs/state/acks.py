@@ -302,9 +302,3 @@ class AckState:
             raise ValueError("acked ranges: out of order")
         unacked = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
         return cls(floor, Ranges(ranges), unacked)
-
-
-__all__ = [
-    "ACK", "CLAIM", "LIFE", "REQUEUE", "SEEK", "AckState", "Op", "Ranges", "State", "Transition", "Unacked", "check",
-    "step",
-]  # fmt: skip

@@ -348,7 +348,7 @@ class GroupState(Attributes):
             for number, rules in d.get("rules", ()):
                 if number in consumers:
                     consumers[number].rules = Rules.decode(rules)
-            views = (_view(*row) for row in d.get("views", ()))
+            views = [ViewState(n, name, made, dict.fromkeys(texts)) for n, name, made, texts in d.get("views", ())]
             return cls(
                 mode=d["mode"],
                 uid=d["uid"],
@@ -420,10 +420,6 @@ def _consumer(*row: Any) -> ConsumerState:
         mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog, full, bool(memory),
         NO_RULES, AckState.decode(low, runs, entries),
     )  # fmt: skip
-
-
-def _view(number: int, name: str, made: int, patterns: list[str]) -> ViewState:
-    return ViewState(number, name, made, dict.fromkeys(patterns))
 
 
 def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, OrderedDict[str, Known]]:
@@ -503,7 +499,7 @@ def _floor(state: GroupState, c: Change) -> None:
     for number, sequence in c["floors"]:
         stream = state.streams.get(number)
         if stream is not None:
-            stream.floor = max(stream.floor, sequence)
+            stream.raise_floor(sequence)
 
 
 def _drop(state: GroupState, c: Change) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mqfs.model import Kind, Record
-from mqfs.state.group import FIRST_STREAM, Attributes, Change, GroupState, StreamState, decode_change
+from mqfs.state.group import FIRST_STREAM, Attributes, GroupState, StreamState, decode_change
 
 _RETAIN = {"replay": "all", "depth": "0", "ttl": "0", "idle": "0", "keep": "disk"}  # settings that remove nothing
 
@@ -35,18 +35,14 @@ def replay(
         if record.kind in (Kind.CHANGE, Kind.CLOCK):
             change = decode_change(record.body)
             start.apply(change)
-            _note_removal(change, removed)
+            if change.get("do") == "remove":
+                removed.add(change["stream"])
         elif record.kind == Kind.ACK:
             start.acknowledge(record.stream, record.body)
     if lost:
         retain_all(start, owner, {number for number in streams() if number >= fresh} - removed)
         start.next_stream = max(start.next_stream, highest + 1)
     return start
-
-
-def _note_removal(change: Change, removed: set[int]) -> None:
-    if change.get("do") == "remove":
-        removed.add(change["stream"])
 
 
 def retain_all(state: GroupState, owner: Attributes, streams: Iterable[int]) -> None:
