@@ -272,7 +272,7 @@ class Group:
     def start(self) -> None:
         """Start timers of delayed messages and consumers, after the log was read."""
         if self.settings.keep == "ring":
-            self.ids.forget_all()
+            self.state.ids.clear()  # their messages are gone
         self.faults.contain(self, "finding delayed messages", self.held.start)
         self.faults.contain(self, "starting its consumers", self.consumers.start)
         if self.retention.newest is not None:

@@ -342,14 +342,11 @@ class GroupLog:
 
     def _after_copy(self, value: T) -> Step[T]:
         """`value`, once everything appended so far is on disk and in the copy, and shown."""
-        if self.shown is None or not self._holds():
+        if self.shown is None or (self.end.failed is not None and self.stored.end.failed is None):
             return self.after_sync(value)  # nothing is promised that the group could not keep: it takes no messages
         wait: Wait[T] = Wait()
         self.hold(0, answering(wait, value, NOT_REPLICATED))
         return wait.result() if wait.settled else wait
-
-    def _holds(self) -> bool:
-        return self.end.failed is None or self.stored.end.failed is not None
 
     def hold(self, first: int, then: Answer) -> None:
         """Call `then` when the copy has all that was appended so far, after the calls held before. `first`: what it

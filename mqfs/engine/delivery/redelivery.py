@@ -61,7 +61,7 @@ def append_dead_letter(
         texts[headers.CONSUMER] = own.name
     first = multipart.first_of(group.log, record)
     letter, size = _copy(group, first if slot <= first else record.sequence, record, stream, texts)
-    sequence = group.publisher.append(letter, acks=acks)
+    sequence = group.log.append_batch(letter, acks=acks)
     group.publisher.deliver_all(stream, sequence, letter, size)
 
 
@@ -165,7 +165,7 @@ def _send_back(group: Group, dead: Stream, first: int, last: Record, origin: Str
             f"redrive: too many single messages (expected at most {limits.DROPPED} in a group; "
             f"first redrive or acknowledge the oldest letters of {dead.name!r}, or clear it)"
         )
-    sequence = group.publisher.append(messages, [change])
+    sequence = group.log.append_batch(messages, [change])
     group.retention.note_change()
     if first == last.sequence:
         dead.kept.on_deleted(size)

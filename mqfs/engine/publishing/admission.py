@@ -77,14 +77,6 @@ def request_of(message: Draft) -> WriteRequest:
     )
 
 
-def by_depth(stream: Stream, settings: Settings, counts: GroupCounts, request: WriteRequest) -> Admission:
-    """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
-    messages = len(request.bodies)
-    if has_room(stream, messages, request.size, (request.headers,)):
-        return Admission.APPEND
-    return when_full(settings, counts, messages, lambda: depth_reached(stream))
-
-
 def when_full(
     settings: Settings, counts: GroupCounts, messages: int, refusal: Callable[[], errors.StreamFull]
 ) -> Admission:
@@ -212,10 +204,6 @@ class DeduplicationWindow:
         used = sum(map(len, ids.values())) + sum(more.values())
         for uid, count in more.items():
             require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
-
-    def forget_all(self) -> None:
-        """Their messages are gone."""
-        self._log.state.ids.clear()
 
     def forget(self, least: int = 0) -> None:
         """Forget ids whose time is over, the oldest first: of each user `least`, or what is done at once."""

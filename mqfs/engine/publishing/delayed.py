@@ -112,7 +112,9 @@ class DelayedMessages:
             require_fit(self._log.settings, 1, len(body))
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         if (quotas := self._host.publisher.kept_quotas) is not None:
-            quotas.check({stream: stored(1, len(body) + len(head))})
+            sizes = {stream: stored(1, len(body) + len(head))}
+            quotas.require(sizes)
+            quotas.charge(sizes)
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes, acks)
         self._log.state.nameless(PUT)
@@ -252,7 +254,7 @@ class DelayedMessages:
         if verdict is Admission.DISCARD or message is None:
             self.drop([sequence])
             return True
-        made = publisher.append([message], acks=self.drop_steps([sequence]))
+        made = self._log.append_batch([message], acks=self.drop_steps([sequence]))
         self._forget(sequence)
         publisher.deliver_all(stream, made, [message], size)
         publisher.retention.bound_depth(stream)

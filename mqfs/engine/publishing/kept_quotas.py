@@ -148,11 +148,6 @@ class KeptQuotas:
         quota = self.quotas.of(owner)
         return quota is not None and bool(quota.kept)
 
-    def check(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
-        """Charge a write, as `require` and `charge`. Raises OverQuota, and charges nothing then."""
-        self.require(sizes, of_all)
-        self.charge(sizes, of_all)
-
     def require(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
         """Check that the owners may keep a write, its bytes by stream, and of each owner those of all streams together.
         Raises OverQuota."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.core.log import AckSteps, record_at
+from mqfs.engine.core.log import record_at
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
 from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest, bytes_of
@@ -21,7 +21,6 @@ from mqfs.engine.retention.retained import newest_written
 from mqfs.model import Buffer, Draft, Kind, Record, RecordColumns, Step, Wait
 from mqfs.records.batch import tally
 from mqfs.records.record import HEAD_BYTES
-from mqfs.state.group import Change
 
 if TYPE_CHECKING:
     from mqfs.engine.files.handle import OpenFile
@@ -122,8 +121,9 @@ class Publisher:
             return verdict
         if stream.blocked:
             return Admission.WAIT  # others came first
-        if settings.depth is not NO_DEPTH:
-            verdict = admission.by_depth(stream, settings, self.counts, request)
+        heads = (request.headers,)
+        if settings.depth is not NO_DEPTH and not admission.has_room(stream, messages, request.size, heads):
+            verdict = admission.when_full(settings, self.counts, messages, partial(admission.depth_reached, stream))
         if verdict not in (Admission.APPEND, Admission.CUT):
             return verdict
         if self.consumers.bounded and admission.lacking_backlog(settings, {stream: messages}) is not None:
@@ -207,15 +207,10 @@ class Publisher:
         if request.id is not None:
             size = request.size + len(drafts) * (len(request.headers) + RECORD_BYTES)
             changes = [self.ids.change(request.id, self.log.next_sequence(size + bytes_of([request.id])))]
-        first = self.append(drafts, changes)
+        first = self.log.append_batch(drafts, changes)
         if request.on_sequence is not None:
             request.on_sequence(first, self.log.end.last_ns, False)
         self.deliver_all(stream, first, drafts, request.size)
-
-    def append(self, messages: Sequence[Draft], changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()) -> int:
-        """Append messages of one stream, and with them changes and steps. Returns the sequence of the first;
-        `deliver_all` is to follow."""
-        return self.log.append_batch(messages, changes, acks)
 
     def deliver_all(self, stream: Stream, first: int, messages: Sequence[Draft], size: int) -> None:
         """Count and deliver the batch that was appended last, with `size` bytes of bodies."""

@@ -218,7 +218,7 @@ class Schedules:
                 messages.clear()
             next_one = Draft(Kind.MESSAGE, PUT, record.body, headers.encode(waits))
             publisher.retention.reserve_room(len(next_one.body) + len(next_one.headers) + 40)
-            made = publisher.append([*messages, next_one], acks=held.drop_steps([run.sequence]))
+            made = host.log.append_batch([*messages, next_one], acks=held.drop_steps([run.sequence]))
         except (errors.MqfsError, OSError) as error:
             host.faults.report(host.number, f"schedule {run.name!r} is due and cannot be published: {error}")
             return False

@@ -228,7 +228,7 @@ class Transactions:
             tally.messages += 1
             tally.size += packed.rows[0].size
             tally.last = place
-            sources.append(BatchSource(1, len(packed.data), array("I", [stream.number]), partial(_whole, packed.data)))
+            sources.append(BatchSource(1, len(packed.data), array("I", [stream.number]), partial(iter, (packed.data,))))
         return len(lines)
 
     def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:
@@ -260,10 +260,6 @@ class Transactions:
         if user.uid not in (0, self._log.state.uid):
             raise errors.NotPermitted(f"producer {name!r}: another user's")
         return [(uid, name) for uid in owners]
-
-
-def _whole(data: bytes) -> tuple[bytes]:
-    return (data,)
 
 
 def _forget(producers: Sequence[tuple[int, str]]) -> Change:
