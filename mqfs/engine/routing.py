@@ -130,13 +130,8 @@ class ViewRegistry(dict[str, View]):
         self.searches += view.searches
         for pattern in view.patterns:
             self._patterns.add(pattern, view.name)
-        self._note_programs(view)
-
-    def _note_programs(self, view: View) -> None:
         if view.programs:
             self._routing[view.name] = view
-        else:
-            self._routing.pop(view.name, None)
 
     @property
     def search_bytes(self) -> int:

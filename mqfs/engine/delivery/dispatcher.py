@@ -640,8 +640,13 @@ class Dispatcher:
             yield
 
     def _go_past(self, record: Record, first: int, verdict: int) -> int:
-        """No receiver gets that message by the scan; returns where that continues."""
-        position = self._pass(record.sequence, first) if verdict == _KNOWN else record.sequence + 1
+        """No receiver gets that message by the scan, nor acked ones after one that is known; returns where that
+        continues."""
+        position, progress = record.sequence + 1, self._progress
+        if verdict == _KNOWN:
+            self._close_gap(first)
+            position = max(position, progress.acked_ranges.end_of(record.sequence) + 1, progress.ack_floor)
+            self._gap_start = position
         self._scan_position = position
         return position
 
@@ -670,14 +675,6 @@ class Dispatcher:
             self._keys.wait(record, key)
             return _KNOWN
         return _CLAIMABLE
-
-    def _pass(self, sequence: int, first: int) -> int:
-        """Go past a message that is known or acked, and past acked ones after it; returns the next position."""
-        progress = self._progress
-        self._close_gap(first)
-        end = max(sequence, progress.acked_ranges.end_of(sequence), progress.ack_floor - 1)
-        self._gap_start = end + 1
-        return end + 1
 
 
 _CLAIMABLE, _SKIPPED, _KNOWN = range(3)  # what the scan finds of a message

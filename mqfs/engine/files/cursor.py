@@ -114,7 +114,7 @@ class Cursor(LongResponses, Searcher):
         if verb == "info":
             return self._info
         if verb in ("streams", "selected"):
-            return self._places if verb == "streams" else self._selected
+            return self._selected if verb == "selected" else lambda: self.respond(places(self.group, self.user))
         word = arguments[0]
         if verb == "format":
             if word not in FORMATS:
@@ -151,9 +151,6 @@ class Cursor(LongResponses, Searcher):
             raise errors.BadCommand("info: no message was read yet")
         stream = self.group.numbers.get(record.stream)
         self.pending = describe(record, stream.name if stream else "")
-
-    def _places(self) -> None:
-        self.respond(places(self.group, self.user))
 
     def _selected(self) -> None:
         group, names = self.group, self.selection.names

@@ -202,7 +202,7 @@ class Reader(Searcher):
 
     def present(self, record: Record) -> bytes:
         """What the record looks like."""
-        raise NotImplementedError
+        return record.body
 
     @property
     def over(self) -> bool:
@@ -512,9 +512,6 @@ class ViewHandle(MergedReader):
 
     def look(self, most: int) -> Record | None:
         return self.selection.find(self.position, most)
-
-    def present(self, record: Record) -> bytes:
-        return record.body
 
     def _end(self) -> None:
         self.node.readers.discard(self)

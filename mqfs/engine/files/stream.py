@@ -266,9 +266,6 @@ class StreamHandle(Reader, Writer):
         self.had += 1
         return super().deliver(record, count, offset)
 
-    def present(self, record: Record) -> bytes:
-        return record.body
-
     def ahead(self) -> bool:
         stream = self.node
         position = self.position if self.position >= self.since else self._next_position()

@@ -257,16 +257,12 @@ class KeptRange:
     def newest_kept(self) -> int:
         """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
         if self.newest < 0:
-            self._look_up_newest()
+            record = _newest_in(self.log.bucket, self.number)
+            self.newest = record.sequence if record is not None else 0
+            self.mtime_ns = max(self.mtime_ns, record.time_ns if record is not None else 0)
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
             self.newest = before(self, self.newest)
         return self.newest if self.newest >= self.state.floor else 0
-
-    def _look_up_newest(self) -> None:
-        newest = _newest_in(self.log.bucket, self.number)
-        self.newest = 0
-        if newest is not None:
-            self.newest, self.mtime_ns = newest.sequence, max(self.mtime_ns, newest.time_ns)
 
     def visible(self, record: Record, unacked: bool = False) -> bool:
         """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
@@ -309,11 +305,11 @@ class KeptRange:
 
     # ------------------------------------------------------------ what `depth` and `clear` take away
 
-    def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
-        """Take away the oldest until the rest fits, and so much more; what may not be shown yet, too."""
+    def cut_to_depth(self) -> None:
+        """Take away the oldest until the rest fits, and what may not be shown yet, too."""
         if self._retention.newest is not None and not self._retention.newest.is_complete:
             return  # messages are counted of which it is not known yet whether a newer one takes their place
-        cut = plan_cut(self, self.log.settings.depth, messages + self.held_count, size + self.held_size)
+        cut = plan_cut(self, self.log.settings.depth, self.held_count, self.held_size)
         if cut.floor != self.state.floor:
             if self._owner.outlasts_readers:
                 self._retention.persist_low_watermarks({self.number: cut.floor})
@@ -402,7 +398,7 @@ class Clearing(NamedTuple):
     cut: Cut
 
 
-def plan_cut(kept: KeptRange, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
+def plan_cut(kept: KeptRange, depth: Depth, messages: int, size: int) -> Cut:
     """The oldest, until the rest and so much more fits."""
     cut = begin_cut(kept)
     while cut.count > 0 and not fits(depth, cut, messages, size):
