@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+import attrs
+
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
@@ -72,20 +74,16 @@ def unlink_nothing(group: Group, file: Meta | StagedStream, pid: int) -> None:
         raise NotPermitted(f"cannot remove {file.name}: it is always there")
 
 
+@attrs.frozen
 class OfStream:
     """Another file of a stream, there as long as the stream is."""
 
-    __slots__ = ("group", "stream")
+    stream: Stream
     directory = False
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.group = stream, stream.group
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.stream is self.stream
-
-    def __hash__(self) -> int:
-        return hash(self.stream)
+    @property
+    def group(self) -> Group:
+        return self.stream.group
 
     @property
     def removed(self) -> bool:
@@ -292,20 +290,15 @@ class PartFolder(StagingFolder):
         raise errors.NotFound(f"no stream {name!r} in group {self.group.name!r} (create it there first)")
 
 
+@attrs.frozen
 class StagedStream:
-    """A stream in a part, or its `.batch` or `.put`."""
+    """A stream in a part, or its `.batch` or `.put`. Two of one part and number are the same."""
 
-    __slots__ = ("group", "name", "number", "part")
+    group: Group = attrs.field(eq=False)
+    part: StagedBatch
+    name: str = attrs.field(eq=False)
+    number: int
     directory = False
-
-    def __init__(self, group: Group, part: StagedBatch, name: str, number: int) -> None:
-        self.group, self.part, self.name, self.number = group, part, name, number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StagedStream) and (other.part, other.number) == (self.part, self.number)
-
-    def __hash__(self) -> int:
-        return hash((self.part, self.number))
 
     @property
     def removed(self) -> bool:
