@@ -159,8 +159,6 @@ class TakeFile(OfStream):
 
 # ------------------------------------------------------------ txn nodes
 
-# The nodes of `.txn`: its folder, `ctl`, the parts, and the files in a part.
-
 _META = {name: META_FILES[name].number for name in (".batch", ".put")}  # what a part has beside streams
 
 
@@ -322,8 +320,6 @@ class StagedStream:
 
 
 # ------------------------------------------------------------ places
-
-# Where a file is in the tree: its group, the directory that it is in, its path.
 
 Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
 

@@ -188,8 +188,6 @@ CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
 
 # ------------------------------------------------------------ group state
 
-# The state of a group as bytes: the body of a STATE record, and the changes of CHANGE and CLOCK records.
-
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
 CONSUMERS, KEPT, PUT, BATCH, TXN, TXN_CTL = 7, 8, 9, 10, 11, 12

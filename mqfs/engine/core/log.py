@@ -473,8 +473,6 @@ class LogClock:
 
 # ------------------------------------------------------------ counts
 
-# Counts of a group, shown in `.stats`.
-
 
 @attrs.define
 class GroupCounts:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------ dead letters
 
-# Messages that failed too often, put aside in a stream of their group, and sent back from there.
-
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
 

@@ -302,8 +302,6 @@ class Consumers(dict[str, Consumer]):
 
 # ------------------------------------------------------------ new consumers
 
-# New consumers: the change of a group that makes one, and where in the log it begins.
-
 
 def streams_over(group: Group, *overs: str) -> list[Stream]:
     """Those that consumers over streams, views or the whole group ("") cover."""

@@ -187,8 +187,6 @@ class ClaimingHandle(OpenFile):
 
 # ------------------------------------------------------------ work stream file
 
-# Open streams of a group with `deliver one`: a read claims.
-
 
 class WorkStreamHandle(ClaimingHandle, Writer):
     """A stream of a `deliver one` group, opened for reading and writing."""
@@ -235,11 +233,9 @@ class WorkStreamHandle(ClaimingHandle, Writer):
 
 # ------------------------------------------------------------ peek file
 
-# Consumers and streams open for reading only: a look at the backlog, which changes nothing.
-
 
 class PeekHandle(OpenFile):
-    """The backlog of a consumer, opened for reading only: oldest first, then end-of-file."""
+    """The backlog of a consumer, opened for reading only: oldest first, then end-of-file. It changes nothing."""
 
     def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)

@@ -589,8 +589,6 @@ class Losses:
 
 # ------------------------------------------------------------ settings and actions
 
-# The language itself is in settings.py.
-
 
 def check_settings(group: Group, steps: Steps) -> None:
     """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no

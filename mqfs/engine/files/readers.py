@@ -320,12 +320,9 @@ class Reader(Searcher):
 
 # ------------------------------------------------------------ order file
 
-# `order`, and what else reads several streams of a group at once in the order of its log. It reports messages that were
-# removed before they were read.
-
 
 class MergedReader(Reader):
-    """A reader of several streams at once, in the order of the log."""
+    """A reader of several streams at once, in the order of the log. It reports messages that were removed unread."""
 
     shows_only = True
 
@@ -473,8 +470,6 @@ def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Strea
 
 
 # ------------------------------------------------------------ view file
-
-# An open view: a position in the log, like `order`, that gives bodies.
 
 
 class ViewHandle(MergedReader):

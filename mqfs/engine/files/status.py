@@ -380,8 +380,6 @@ def refusals(group: Group, user: User) -> Work[str]:
 
 # ------------------------------------------------------------ text
 
-# Files whose text is made when they are opened: those of META_FILES that are snapshots, open for reading.
-
 TEXTS: dict[str, Callable[[Group, User], Work[str]]] = {".stats": stats, ".who": who, ".errors": refusals, "ctl": ctl}
 
 

@@ -307,8 +307,6 @@ def require_fit(messages: int, size: int) -> None:
 
 # ------------------------------------------------------------ staged batch
 
-# A part of `.txn`: what is staged, before it is committed.
-
 
 class Staging:
     """Where the parts of a tree are staged, and what all of them take together and of each user."""

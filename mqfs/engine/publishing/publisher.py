@@ -284,11 +284,9 @@ class Publisher:
 
 # ------------------------------------------------------------ blocked writers
 
-# Writers that wait for room (`full block`): each stream's in their order.
-
 
 class BlockedWriters:
-    """The waiting writers of a group; those of a stream are in `stream.blocked`."""
+    """The writers of a group that wait for room (`full block`); those of a stream are in `stream.blocked`, in order."""
 
     def __init__(self, host: Group) -> None:
         self._host = host

@@ -226,12 +226,9 @@ def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False)
 
 # ------------------------------------------------------------ set attributes
 
-# chmod and chown of a file of the tree.
-
 
 def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gid: int | None) -> Step[None]:
-    """For the owner; a new owner only by root, a new group only one of the user's. Raises NotFound, NotPermitted,
-    Denied."""
+    """As Tree.setattr."""
     own = attributes(node)
     if node.removed:
         raise errors.NotFound(f"{node.name!r}: removed")

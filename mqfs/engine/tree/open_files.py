@@ -117,11 +117,9 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
 
 # ------------------------------------------------------------ audited writes
 
-# Audit lines of publishes: `--audit all`.
-
 
 def audit_writes(handle: OpenFile) -> None:
-    """Leave a line for each write to a handle from now on that is accepted."""
+    """`--audit all`: leave a line for each write to a handle from now on that is accepted."""
     write = handle.write
 
     def audited(data: bytes, offset: int = 0) -> Step[int]:

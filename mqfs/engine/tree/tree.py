@@ -503,14 +503,12 @@ class Tree:
 
 # ------------------------------------------------------------ maintenance
 
-# Periodic maintenance of all groups of a tree, contained group by group.
-
 log = logging.getLogger("mqfs.engine")
 _STREAMS = 256  # looked at in one step
 
 
 class Maintenance:
-    """The periodic work of a tree. `dirty`: the groups that it has to look at."""
+    """The periodic work of a tree, contained group by group. `dirty`: the groups that it has to look at."""
 
     def __init__(self, store: Store, clock: Clock, faults: Faults, timers: Timers) -> None:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
