@@ -153,7 +153,7 @@ class Dispatcher:
         elif self._ready is not None:
             record = visible_record(self._group, sequence)
             rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
-            self._offer(self._ranks.key(sequence, rank) if record is None else self._key(record))
+            self.offer(self._ranks.key(sequence, rank) if record is None else self._key(record))
             if self._keys is not None:
                 self._keys.on_due(sequence)
 
@@ -171,12 +171,12 @@ class Dispatcher:
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
         """A new message has delivery attributes."""
         if self._ready is not None and not rank.continued and (rank.exclusive or not self._coverage.exclusives_only):
-            self._offer(self._ranks.key(sequence, rank))
+            self.offer(self._ranks.key(sequence, rank))
             if not self._receivers:
                 self.release_cache()
 
-    def _offer(self, key: Key) -> None:
-        """A message may be free."""
+    def offer(self, key: Key) -> None:
+        """A message may be free: put it among those that the next claim chooses from."""
         if self._ready is not None:
             heapq.heappush(self._ready, key)
             if (offered := self._offered) is not None:
@@ -223,7 +223,7 @@ class Dispatcher:
         self._order, progress, only = self._group.order_version, self._progress, self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
             if not (rank.continued or progress.is_acked(sequence)) and (rank.exclusive or not only):
-                self._offer(self._ranks.key(sequence, rank))
+                self.offer(self._ranks.key(sequence, rank))
             yield
         self.slots = slots = Ranges()
         for sequence in sorted(progress.unacked):
@@ -353,7 +353,7 @@ class Dispatcher:
         waiting, is_first, heap = self._waiting, self._waiting.left > 0, self._ready
         assert heap is not None
         while heap:
-            if not self._is_free(heap[0][2]):
+            if not self.is_free(heap[0][2]):
                 heapq.heappop(heap)
                 continue
             mine = heap
@@ -365,7 +365,7 @@ class Dispatcher:
                     in_portions = True  # there is nothing to go on with
                     continue
                 mine = own.heap
-                while mine and not (self._is_free(mine[0][2]) and self._may_have(receiver, mine[0])):
+                while mine and not (self.is_free(mine[0][2]) and self._may_have(receiver, mine[0])):
                     heapq.heappop(mine)
                 if not mine and own.end is None:
                     return None
@@ -400,12 +400,13 @@ class Dispatcher:
         if self.flow is None or not self.flow.rules.per_key:
             return
         if self._keys is None:
-            self._keys = Keys(self._group, self.flow, self._offer, self._is_free, self._is_kept)
+            self._keys = Keys(self._group, self.flow, self)
             self._by_expiry = self._group.log.settings.order == "expiry"
             yield from self._keys.load()
         yield from self._keys.offer_all()
 
-    def _is_kept(self, sequence: int) -> bool:
+    def is_kept(self, sequence: int) -> bool:
+        """Whether a message is there, and for this consumer."""
         record = visible_record(self._group, sequence)
         return record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
 
@@ -446,7 +447,7 @@ class Dispatcher:
             sequence = key[2]
             if key in again:
                 continue
-            if not self._is_free(sequence):
+            if not self.is_free(sequence):
                 if self._progress.is_acked(sequence):  # with the slot of another: it went while it waited
                     keys.on_gone(sequence)
                 continue
@@ -471,7 +472,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------ what is known, for a receiver
 
-    def _is_free(self, sequence: int) -> bool:
+    def is_free(self, sequence: int) -> bool:
+        """Whether a message is neither claimed, delayed nor acked."""
         entry = self._progress.unacked.get(sequence)
         if entry is None:
             return not self._progress.is_acked(sequence)
@@ -481,7 +483,7 @@ class Dispatcher:
         """Those that this receiver may have. Rows that are not free, or there twice, leave a heap that has doubled."""
         if self._offered is None:
             if len(heap) > self._offered_most > 0:
-                heap[:] = {key for key in heap if self._is_free(key[2])}
+                heap[:] = {key for key in heap if self.is_free(key[2])}
                 heapq.heapify(heap)
             self._offered, self._offered_most = heap.copy(), 2 * len(heap) + _FEW
         own, version = receiver.own_heap, self._group.reach_version
@@ -545,7 +547,7 @@ class Dispatcher:
                 if receiver.may_receive(group.numbers[record.stream], record.sequence):
                     return record, first if aside else self._gap_start, 0
                 if self._keys is not None and self._keys.wait(record, key := self._key(record)):
-                    self._offer(key)  # to other receivers: the next of its key waits for it
+                    self.offer(key)  # to other receivers: the next of its key waits for it
                     verdict = _KNOWN
                 aside = aside or verdict == _CLAIMABLE
             if verdict != _CLAIMABLE and not aside:

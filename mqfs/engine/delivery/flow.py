@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import limits
@@ -36,6 +35,7 @@ from mqfs.state.rules import TRIPPED, Rules
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.delivery.dispatcher import Dispatcher
     from mqfs.engine.group import Group
 
 _SLACK_NS = 10**8  # deliveries of so long may go at once: no alarm for each of a thousand in a second
@@ -138,24 +138,13 @@ class KeyQueue:
 
 
 class Keys:
-    """Which messages of a consumer may go, as others of their key are out. `offer` puts one among those that the next
-    claim chooses from; `is_free` is whether a message is neither claimed, delayed nor acked; `is_kept` whether it is
-    there."""
+    """Which messages of a consumer may go, as others of their key are out."""
 
-    __slots__ = ("_group", "_is_free", "_is_kept", "_keys", "_offer", "_ordered", "_per_key", "_progress", "_queues",
-                 "_waits")  # fmt: skip
+    __slots__ = ("_group", "_keys", "_ordered", "_per_key", "_progress", "_queues", "_search", "_waits")
 
-    def __init__(
-        self,
-        group: Group,
-        flow: Flow,
-        offer: Callable[[Rank], None],
-        is_free: Callable[[int], bool],
-        is_kept: Callable[[int], bool],
-    ) -> None:
-        self._group, self._progress = group, flow.progress
+    def __init__(self, group: Group, flow: Flow, search: Dispatcher) -> None:
+        self._group, self._progress, self._search = group, flow.progress, search
         self._ordered, self._per_key = flow.rules.ordered, flow.rules.per_key
-        self._offer, self._is_free, self._is_kept = offer, is_free, is_kept
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
         self._waits: dict[int, Rank] = {}  # those that wait
@@ -206,20 +195,20 @@ class Keys:
         while queue.waiting and self._is_stale(queue.waiting[0]):
             heapq.heappop(queue.waiting)
         if 0 < len(queue.waiting) < before:
-            self._offer(queue.waiting[0])
+            self._search.offer(queue.waiting[0])
         return not queue.waiting or rank <= queue.waiting[0]
 
     def is_next_after(self, record: Record) -> bool:
         """Whether a message that may not go waits for one that could: it is to be looked at with the next claim, too,
         as that one may be gone by then."""
         queue = self._queues[key_of(record.headers)]
-        return not queue.claimed and bool(queue.failed) and self._is_free(queue.failed.value)
+        return not queue.claimed and bool(queue.failed) and self._search.is_free(queue.failed.value)
 
     def _first_failed(self, queue: KeyQueue) -> int:
         """The first message of a key that is to be delivered again; 0: there is none. One that expired is none."""
         while queue.failed:
             first = queue.failed.value
-            if not self._is_free(first) or self._is_kept(first):
+            if not self._search.is_free(first) or self._search.is_kept(first):
                 return first
             self._remove(first, queue)
         return 0
@@ -229,7 +218,7 @@ class Keys:
         sequence = rank[2]
         if self._waits.get(sequence) != rank:
             return True
-        if self._is_free(sequence) and self._is_kept(sequence):
+        if self._search.is_free(sequence) and self._search.is_kept(sequence):
             return False
         self._forget(sequence)
         return True
@@ -296,9 +285,9 @@ class Keys:
         elif len(queue.claimed) < self._per_key:
             first = queue.failed.value if self._ordered and queue.failed else 0
             if first in waits:
-                self._offer(waits[first])
-            if waiting and not (first and not self._is_free(first)):
-                self._offer(waiting[0])
+                self._search.offer(waits[first])
+            if waiting and not (first and not self._search.is_free(first)):
+                self._search.offer(waiting[0])
 
     def on_due(self, sequence: int) -> None:
         """A message may be delivered again."""
