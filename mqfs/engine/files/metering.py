@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mqfs.clock import Clock
-from mqfs.engine.core.timers import PACING, Alarm, Timers
+from mqfs.engine.core.timers import PACING, Alarm
 from mqfs.engine.files.claiming import ClaimingHandle
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.stream import Writer
-from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.errors import Interrupted, OverQuota
 from mqfs.model import Step, User, Wait
 from mqfs.quotas import Quota, Quotas
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+    from mqfs.engine.tree.tree import Tree
 
 SECOND_NS = 10**9
 
@@ -70,14 +69,12 @@ class QuotaCounts:
 class Meter:
     """The use of one user, against its quota."""
 
-    def __init__(
-        self, uid: int, quota: Quota, clock: Clock, timers: Timers, root: Group, kept: KeptQuotas | None
-    ) -> None:
-        self.uid, self.quota, self._clock, self._kept = uid, quota, clock, kept
+    def __init__(self, uid: int, quota: Quota, tree: Tree) -> None:
+        self.uid, self.quota, self._clock, self._kept = uid, quota, tree.clock, tree.kept_quotas
         self.counts = QuotaCounts()
         self._paces = Pace(quota.messages), Pace(quota.bytes)
         self._queue: OrderedDict[Wait[int], QueuedWrite] = OrderedDict()
-        self._alarm = Alarm(timers, root, PACING, f"serving writers of uid {uid}", lambda now_ns: self._serve())
+        self._alarm = Alarm(tree.timers, tree.root, PACING, f"serving writers of uid {uid}", lambda _: self._serve())
         self._writers: set[Writer] = set()
         self._claiming: set[ClaimingHandle] = set()
         self.parked = 0  # reads
@@ -249,19 +246,17 @@ class Meter:
 
 
 class Meters:
-    """The meters of all users of a tree. `root`: of its groups the one that is always there."""
+    """The meters of all users of a tree, which has these quotas."""
 
-    root: Group
-
-    def __init__(self, quotas: Quotas, clock: Clock, timers: Timers, kept: KeptQuotas | None) -> None:
-        self._quotas, self._clock, self._timers, self._kept = quotas, clock, timers, kept
+    def __init__(self, quotas: Quotas, tree: Tree) -> None:
+        self._quotas, self._tree = quotas, tree
         self._users: dict[int, Meter] = {}
 
     def of(self, uid: int) -> Meter | None:
         """The user's, if it has a quota."""
         meter = self._users.get(uid)
         if meter is None and (quota := self._quotas.of(uid)) is not None:
-            meter = self._users[uid] = Meter(uid, quota, self._clock, self._timers, self.root, self._kept)
+            meter = self._users[uid] = Meter(uid, quota, self._tree)
         return meter
 
     def all(self) -> list[Meter]:

@@ -42,7 +42,7 @@ _OPENS: dict[str, type[OpenFile]] = {
 class OpenFiles:
     """The open files of a tree, counted for each user."""
 
-    def __init__(self, meters: Meters | None = None) -> None:
+    def __init__(self, meters: Meters | None) -> None:
         self.meters = meters
         self._handles: dict[Group, set[OpenFile]] = {}
         self._shares = UserLimits("open files", "HANDLES")

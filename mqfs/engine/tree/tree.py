@@ -104,8 +104,7 @@ class Tree:
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
         self._making: dict[tuple[Group, str], _Making] = {}  # while the disk is waited for
-        meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
-        self.open_files = OpenFiles(meters)
+        self.open_files = OpenFiles(Meters(quotas, self) if quotas is not None else None)
         self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a front end's clients
         self._load(owner, umask, progress)
         if audit.changes:
@@ -121,8 +120,6 @@ class Tree:
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
-        if self.open_files.meters is not None:
-            self.open_files.meters.root = self.root
         self._maintenance.begin(self.root)
         for number in sorted(self.groups):
             adopt(self.groups[number], self.groups)
