@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import attrs
 
 from mqfs import errors, limits
-from mqfs.clock import Clock
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.settings import NO_DEPTH
@@ -40,6 +39,7 @@ from mqfs.store.api import Store
 
 if TYPE_CHECKING:
     from mqfs.engine.files.handle import OpenFile
+    from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
 T = TypeVar("T")
@@ -56,6 +56,11 @@ class StreamTotals:
     messages: int = 0
     size: int = 0  # of their bodies
     last: int = 0  # which message of the unit is its last one
+
+    def add(self, messages: int, size: int, last: int) -> None:
+        self.messages += messages
+        self.size += size
+        self.last = last
 
 
 @attrs.define(eq=False)
@@ -347,11 +352,10 @@ Line: TypeAlias = tuple[User, batch.EncodedBatch]  # an unfinished one, of a use
 class StagedBatch:
     """One part; `attributes` are its owner and mode. Raises OverLimit where no more can be opened."""
 
-    def __init__(
-        self, name: str, attributes: Attributes, streams: Mapping[str, Stream], staging: Staging, clock: Clock
-    ) -> None:
+    def __init__(self, host: Group, name: str, attributes: Attributes) -> None:
         self.name, self.attributes = name, attributes
-        self._streams, self._staging, self._clock = streams, staging, clock
+        self._streams, self._staging, self._clock = host.streams, host.staging, host.clock
+        staging = self._staging
         staging.parts.acquire(attributes.uid)
         try:
             self.number = staging.store.number()
@@ -369,8 +373,8 @@ class StagedBatch:
         self.unfinished: dict[object, Callable[[], Line]] = {}  # of open files: what returns their unfinished line
         self.closed: list[Callable[[], None]] = []  # what ends those that were closed while it was committed
         self.ranked = self.committing = self.dropped = False
-        self.made_ns = self.mtime_ns = clock.wall_ns()
-        self.used_ns = clock.engine_ns()
+        self.made_ns = self.mtime_ns = host.clock.wall_ns()
+        self.used_ns = host.clock.engine_ns()
 
     def stream(self, user: User, name: str) -> Stream:
         """A stream to be written to. Raises NotFound, Denied."""
@@ -416,10 +420,7 @@ class StagedBatch:
             self._names.append(name)
             self.tallies[name] = StreamTotals()
         for row in packed.rows:
-            tally = self.tallies[self._names[row.place]]
-            tally.messages += row.messages
-            tally.size += row.size
-            tally.last = self.messages + row.last
+            self.tallies[self._names[row.place]].add(row.messages, row.size, self.messages + row.last)
         self.messages += packed.messages
         if self.staged.size - self._borders[-1] >= limits.UNIT_PIECE_BYTES:
             self._borders.append(self.staged.size)

@@ -296,10 +296,6 @@ class DelayedMessages:
         record = record_at(self._log.stored.reader, sequence)
         return record if record is not None and record.stream == PUT else None
 
-    def _step(self, sequence: int) -> bytes:
-        before = self._log.stored.reader.before(sequence, PUT) or 0
-        return step(ACK, before + 1, sequence)
-
     def drop(self, sequences: list[int]) -> None:
         """Drop these."""
         if sequences:
@@ -311,7 +307,8 @@ class DelayedMessages:
         own = self._log.state.nameless(PUT) if sequences else None
         if own is None:
             return []
-        return [(own, self._step(sequence)) for sequence in sequences]
+        before = self._log.stored.reader.before
+        return [(own, step(ACK, (before(sequence, PUT) or 0) + 1, sequence)) for sequence in sequences]
 
     def dropped(self, sequences: list[int]) -> None:
         """That was recorded."""

@@ -59,8 +59,7 @@ class Transactions:
         if name == "ctl" or name in self.parts:
             raise errors.Exists(f"part {name!r}: exists already")
         check_name(name)
-        own, host = Attributes(mode & 0o777, user.uid, user.gid), self._host
-        part = StagedBatch(name, own, host.streams, self._staging, host.clock)
+        part = StagedBatch(self._host, name, Attributes(mode & 0o777, user.uid, user.gid))
         self.parts[name] = part
         self._alarm.at(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
         return part
@@ -191,12 +190,7 @@ class Transactions:
             for name, mine in part.tallies.items():
                 stream = part.stream(user, name)
                 numbers.append(stream.number)
-                if (tally := tallies.get(stream)) is None:
-                    tallies[stream] = StreamTotals(mine.messages, mine.size, before + mine.last)
-                    continue
-                tally.messages += mine.messages
-                tally.size += mine.size
-                tally.last = before + mine.last
+                tallies.setdefault(stream, StreamTotals()).add(mine.messages, mine.size, before + mine.last)
             sources.append(BatchSource(part.messages, part.staged.size, numbers, part.pieces))
             if twice := ids.keys() & part.ids.keys():
                 raise errors.BadCommand(f"commit: id {min(twice).text!r} is in two parts (expected each once)")
@@ -224,10 +218,7 @@ class Transactions:
         self._staging.give(part.attributes.uid, size, 0)
         for place, (user, packed) in enumerate(lines, before):
             stream = part.stream(user, packed.fresh[0])
-            tally = tallies.setdefault(stream, StreamTotals())
-            tally.messages += 1
-            tally.size += packed.rows[0].size
-            tally.last = place
+            tallies.setdefault(stream, StreamTotals()).add(1, packed.rows[0].size, place)
             sources.append(BatchSource(1, len(packed.data), array("I", [stream.number]), partial(iter, (packed.data,))))
         return len(lines)
 
