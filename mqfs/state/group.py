@@ -391,14 +391,6 @@ class GroupState(Attributes):
             found = self.consumers[number] = ConsumerState(0, 0, 0, number, "", "", 0)
         return found
 
-    def attributes(self, file: int) -> Attributes | None:
-        """The attributes of the group (0), of a meta file if they were changed, of a stream or a consumer."""
-        if file == 0:
-            return self
-        if file < FIRST_STREAM:
-            return self.files.get(file)
-        return self.streams.get(file) or self.consumers.get(file)
-
     def anchor_at(self, sequence: int) -> Anchor | None:
         """The anchor by which the wall time of a message becomes engine time."""
         found = bisect_right(self.anchors, sequence, key=itemgetter(0))
@@ -481,9 +473,10 @@ def _rename(state: GroupState, c: Change) -> None:
 
 def _attributes(state: GroupState, c: Change) -> None:
     file, new = c["file"], Attributes(c["mode"], c["uid"], c["gid"])
+    old = state if file == 0 else state.streams.get(file) or state.consumers.get(file)
     if 0 < file < FIRST_STREAM:
         state.files[file] = new
-    elif (old := state.attributes(file)) is not None:
+    elif old is not None:
         old.mode, old.uid, old.gid = new.mode, new.uid, new.gid
 
 

@@ -20,7 +20,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from mqfs import limits
-from mqfs.engine.core.portions import Work
+from mqfs.engine.core.portions import Work, exhaust
 from mqfs.model import NEVER, Head, Kind
 from mqfs.records import headers
 
@@ -193,8 +193,7 @@ class NewestPerKey:
 
     def follow_to_end(self) -> None:
         """All of the log at once: where the caller cannot wait, as at a start."""
-        while not self.follow(_STEPS):
-            pass
+        exhaust(self.follow_in_steps())
 
     def _add(self, head: Head) -> None:
         """The next message of the log."""

@@ -68,12 +68,7 @@ def _times(node: Node) -> tuple[int, int, int, int]:
     group = node.group
     made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
     if isinstance(node, Group):
-        return (
-            newest,
-            made,
-            group.log.upkeep.size,
-            0 if node.removed else 2 + len(FOLDERS) + len(node.groups),
-        )
+        return newest, made, group.log.upkeep.size, 0 if node.removed else 2 + len(FOLDERS) + len(node.groups)
     return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
 
 
@@ -81,13 +76,9 @@ def find_in_group(group: Group, name: str) -> Node | None:
     """The file or directory of that name in a group."""
     if name in META_FILES:
         return Meta(group, name)
-    return _folder(group, name) or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
-
-
-def _folder(group: Group, name: str) -> Folder | None:
-    if name not in FOLDERS:
-        return None
-    return TxnFolder(group) if name == ".txn" else Folder(group, name)
+    if name in FOLDERS:
+        return TxnFolder(group) if name == ".txn" else Folder(group, name)
+    return group.streams.get(name) or group.groups.get(name) or group.views.get(name)
 
 
 def find_in_folder(folder: Folder, name: str) -> Node | None:
