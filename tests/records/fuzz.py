@@ -154,7 +154,7 @@ def pack(dice: Random) -> None:
     data = mutated(dice, b"".join(frames))
     known = {name.encode(): place for place, name in enumerate(dice.sample(NAMES, dice.randrange(4)))}
     always, limits.BATCH_PIECE_BYTES = dice.random() < 0.1, dice.choice([1, 8, 100, 64 << 10])
-    both(lambda: batch_frames.packed(data, known, SENDER, always))
+    both(lambda: batch_frames.Packing(data, known, SENDER, always).whole())
     both(lambda: batch.count_frames(data))
 
 

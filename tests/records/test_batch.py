@@ -70,7 +70,7 @@ def written(draw: Any) -> bytes:
 
 def outcome(data: bytes, known: dict[bytes, int]) -> object:
     try:
-        return batch_frames.packed(data, known, SENDER)
+        return batch_frames.Packing(data, known, SENDER).whole()
     except errors.MqfsError as error:
         return type(error), str(error)
 
@@ -116,7 +116,7 @@ def test_frames_some_at_a_time(data: bytes, known: dict[bytes, int], piece: int,
 
     def whole() -> object:
         try:
-            return batch_frames.packed(data, known, SENDER, always)
+            return batch_frames.Packing(data, known, SENDER, always).whole()
         except errors.MqfsError as error:
             return type(error), str(error)
 
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
     found = batch.encode_batch(BAD[text], {}, SENDER)
     assert (found[0].messages if found is not None else 0) == before
     with pytest.raises(errors.MqfsError, match=text):
-        batch_frames.packed(BAD[text], {}, SENDER)
+        batch_frames.Packing(BAD[text], {}, SENDER).whole()
 
 
 @pytest.mark.slow

@@ -122,11 +122,6 @@ class Packing:
             )
 
 
-def packed(data: bytes, known: Mapping[bytes, int], sender: bytes, always: bool = False) -> batch.EncodedBatch:
-    """The frames of one write as unsequenced records; see Packing. Raises BadCommand, TooLong, OverLimit."""
-    return Packing(data, known, sender, always).whole()
-
-
 def parse(data: bytes, at: int = 0, number: int = 0) -> Iterator[Frame]:
     """The frames of one write from `at` on, each checked; `number` are before it. Raises BadCommand, TooLong."""
     end = len(data)
