@@ -376,7 +376,7 @@ class Consumer(Numbered):
             for claim in list(self.claims.values()):
                 claim.remove()
             self.deadlines.clear()
-            self.dispatcher.move(position)
+            self.dispatcher.search_again()
             self.backlog.recount()
             for stream in self.backlog.streams():
                 stream.kept.recount()

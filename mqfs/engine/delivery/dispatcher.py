@@ -108,9 +108,10 @@ class Dispatcher:
         self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
         self._by_expiry = False  # the order of what waits there
 
-    def move(self, position: int) -> None:
-        """All below is acked, nothing above."""
-        self._scan_position = self._gap_start = position
+    def search_again(self) -> None:
+        """It was moved, or other messages than before are for it or wait for their key: look for all again, from the
+        ack floor on."""
+        self._scan_position = self._gap_start = self._progress.ack_floor
         self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, {}
         for receiver in self._receivers:
             receiver.scanned_to = 0
@@ -386,10 +387,6 @@ class Dispatcher:
         return None
 
     # ------------------------------------------------------------ rules, and keys
-
-    def search_again(self) -> None:
-        """Other messages than before are for it, or wait for their key: look for all again, from the ack floor on."""
-        self.move(self._progress.ack_floor)
 
     @property
     def held_by_key(self) -> int:
