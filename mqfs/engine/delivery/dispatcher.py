@@ -394,7 +394,7 @@ class Dispatcher:
         return len(self._keys) if self._keys is not None else 0
 
     def _load_keys(self) -> Work[None]:
-        if self.flow is None or not self.flow.rules.per_key:
+        if self.flow is None or not self.flow.own.rules.per_key:
             return
         if self._keys is None:
             self._keys = Keys(self._group, self.flow, self)

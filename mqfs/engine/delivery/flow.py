@@ -30,8 +30,7 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record
 from mqfs.records.headers import key_of
-from mqfs.state.acks import AckState
-from mqfs.state.rules import TRIPPED, Rules
+from mqfs.state.rules import TRIPPED
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
@@ -46,25 +45,17 @@ PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
 class Flow:
     """The rules over all messages of a consumer."""
 
-    __slots__ = ("_claims", "_dead", "_group", "_next_ns", "_own", "_set_alarm")
+    __slots__ = ("_claims", "_dead", "_group", "_next_ns", "_set_alarm", "own")
 
     def __init__(self, owner: Consumer) -> None:
-        self._group, self._own, self._claims = owner.group, owner.state, owner.claims
+        self._group, self.own, self._claims = owner.group, owner.state, owner.claims
         self._set_alarm = owner.alarm.at  # has its reads looked at again at an engine time
         self._next_ns = 0  # when the next delivery is due, by the rate
         self._dead: deque[int] = deque()  # engine times of dead letters, no more than the breaker counts
 
-    @property
-    def rules(self) -> Rules:
-        return self._own.rules
-
-    @property
-    def progress(self) -> AckState:
-        return self._own.progress
-
     def reason(self) -> str:
         """Why nothing may be claimed now; empty: it may."""
-        rules, now = self._own.rules, self._group.clock.engine_ns()
+        rules, now = self.own.rules, self._group.clock.engine_ns()
         if rules.is_paused(now):
             return BREAKER if rules.paused == TRIPPED else PAUSED
         if rules.limit and len(self._claims) >= rules.limit:
@@ -73,7 +64,7 @@ class Flow:
 
     def room(self) -> int:
         """Messages that may be claimed now. With none the alarm is set, where time makes room."""
-        rules, now = self._own.rules, self._group.clock.engine_ns()
+        rules, now = self.own.rules, self._group.clock.engine_ns()
         if rules.is_paused(now):
             if rules.paused > 0:
                 self._set_alarm(rules.paused)
@@ -86,7 +77,7 @@ class Flow:
         return room
 
     def _interval(self) -> int:
-        count, per_ns = self._own.rules.rate
+        count, per_ns = self.own.rules.rate
         return per_ns // count
 
     def _slack(self) -> int:
@@ -98,14 +89,14 @@ class Flow:
         return late // self._interval() + 1 if late >= 0 else 0
 
     def on_delivered(self, count: int = 1) -> None:
-        if self._own.rules.rate[0]:
+        if self.own.rules.rate[0]:
             self._next_ns = max(self._next_ns, self._group.clock.engine_ns()) + count * self._interval()
 
     # ------------------------------------------------------------ breaker
 
     def is_broken(self) -> bool:
         """A message became a dead letter. Whether there are more than the breaker allows within its time."""
-        count, per_ns = self._own.rules.breaker
+        count, per_ns = self.own.rules.breaker
         if not count:
             return False
         now = self._group.clock.engine_ns()
@@ -117,7 +108,7 @@ class Flow:
     def on_rules_changed(self) -> None:
         """They are new, or it was resumed: what the breaker and the rate counted is over."""
         self._dead.clear()
-        if not self._own.rules.rate[0]:
+        if not self.own.rules.rate[0]:
             self._next_ns = 0
         elif self._next_ns:
             self._next_ns = min(self._next_ns, self._group.clock.engine_ns() + self._interval())
@@ -143,8 +134,8 @@ class Keys:
     __slots__ = ("_group", "_keys", "_ordered", "_per_key", "_progress", "_queues", "_search", "_waits")
 
     def __init__(self, group: Group, flow: Flow, search: Dispatcher) -> None:
-        self._group, self._progress, self._search = group, flow.progress, search
-        self._ordered, self._per_key = flow.rules.ordered, flow.rules.per_key
+        self._group, self._progress, self._search = group, flow.own.progress, search
+        self._ordered, self._per_key = flow.own.rules.ordered, flow.own.rules.per_key
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
         self._waits: dict[int, Rank] = {}  # those that wait

@@ -25,7 +25,7 @@ from mqfs.engine.retention.newest import look_up
 from mqfs.model import NEVER, Record, Step, User
 from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState, Slot, bounds_of
-from mqfs.state.rules import TRIPPED, Rules
+from mqfs.state.rules import TRIPPED
 from mqfs.syntax.duration import print_duration
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Consumers(dict[str, Consumer]):
         text = f"breaker: more than {count} dead letters in {print_duration(per_ns)}, paused (resume {consumer.name})"
         rules = attrs.evolve(own.rules, paused=TRIPPED)
         try:
-            self._log.change(change_of_rules(own, rules))
+            self._log.change({"do": "consumer", "number": own.number, **own.options(), "rules": rules.encode()})
         except errors.MqfsError as error:
             group.faults.report(group.number, f"consumer {consumer.name}: not paused by its breaker: {error}")
             return
@@ -313,11 +313,6 @@ def streams_over(group: Group, *overs: str) -> list[Stream]:
     if len(named) + len(views) == len(overs):
         streams = [stream for stream in streams if not views.isdisjoint(group.views.of(stream))]
     return list(dict.fromkeys([*named, *streams]))
-
-
-def change_of_rules(own: ConsumerState, rules: Rules) -> Change:
-    """The change that gives a named consumer other rules."""
-    return {"do": "consumer", "number": own.number, **own.options(), "rules": rules.encode()}
 
 
 def plan(
