@@ -70,7 +70,7 @@ def row(*shapes: Shape, least: int = -1) -> Shape:
     return check
 
 
-def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | None = None) -> None:
+def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape]) -> None:
     """Check an object: `keys` are required, `given` are optional. Raises ValueError naming the key."""
     if not isinstance(value, dict):
         raise ValueError(f"unexpected {type(value).__name__} (expected an object)")
@@ -78,7 +78,7 @@ def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | 
         if key not in value:
             raise ValueError(f"no key {key!r}")
         _require_shape(key, shape, value)
-    for key, shape in (given or {}).items():
+    for key, shape in given.items():
         if key in value:
             _require_shape(key, shape, value)
 
@@ -101,7 +101,7 @@ def place_of(body: bytes) -> tuple[int, int, str] | None:
 
 # ------------------------------------------------------------ group shapes
 
-# The shapes of the bodies of STATE, CHANGE and CLOCK records: what is read from a log has them, or is refused.
+# The shape of the body of a STATE record, and of the values of changes: what is read from a log has it, or is refused.
 
 _OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
 _STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
@@ -144,45 +144,6 @@ STATE_GIVEN: dict[str, Shape] = {
     "rules": listed(row(is_number, _RULES)),
     "newest": row(is_number, listed(row(is_number, listed(is_number)))),
     "removed": listed(row(is_number, is_number)),
-}
-
-
-def _is_slot(value: Any) -> bool:
-    return is_number(value) or row(is_number, is_number)(value)
-
-
-CHANGES: dict[str, dict[str, Shape]] = {
-    "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
-    "remove": {"stream": is_number},
-    "rename": {"stream": is_number, "name": is_text},
-    "attributes": {**_OWNED, "file": is_number},
-    "ctl": {"lines": listed(is_text)},
-    "floor": {"floors": listed(row(is_number, is_number))},
-    "drop": {"stream": is_number, "sequences": listed(is_number)},
-    "clock": {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)},
-    "consumer": {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
-    "forget": {"number": is_number},
-    "bind": {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns},
-    "unbind": {"name": is_text, "pattern": optional(is_text)},
-    "id": {"id": is_text, "until": is_time_ns, "sequence": is_number},
-    "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
-    "forget producers": {"producers": listed(is_text)},
-}
-CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
-    "remove": {"held": is_flag},
-    "consumer": {
-        **_OWNED,
-        "name": is_text,
-        "over": is_text,
-        "time": is_time_ns,
-        "low": is_number,
-        "open": listed(_is_slot),
-        "full": is_text,
-        "memory": is_flag,
-        "rules": _RULES,
-    },
-    "id": {"uid": is_number},
-    "forget producers": {"uids": listed(is_number)},
 }
 
 
@@ -375,7 +336,7 @@ class GroupState(Attributes):
         """Apply a change. One that names a deleted file does nothing."""
         do = change.get("do")
         if do is not None:
-            _DO[do](self, change)
+            _CHANGES[do].apply(self, change)
 
     def acknowledge(self, number: int, body: bytes) -> None:
         """Apply an ACK record of a log. One of a deleted consumer does nothing. Raises ValueError."""
@@ -436,9 +397,10 @@ def decode_change(body: bytes) -> Change:
     """Raises ValueError for an invalid or unknown change."""
     try:
         change: Change = json.loads(body)
-        require(change, {}, {"do": _DO.__contains__})
+        require(change, {}, {"do": _CHANGES.__contains__})
         if "do" in change:
-            require(change, CHANGES[change["do"]], CHANGES_GIVEN.get(change["do"]))
+            kind = _CHANGES[change["do"]]
+            require(change, kind.keys, kind.given)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
     return change
@@ -577,20 +539,46 @@ def _forget_producers(state: GroupState, c: Change) -> None:
                 state.producers.pop(uid, None)
 
 
-_DO = {
-    "make": _make,
-    "remove": _remove,
-    "rename": _rename,
-    "attributes": _attributes,
-    "ctl": _ctl,
-    "floor": _floor,
-    "drop": _drop,
-    "clock": _clock,
-    "consumer": _consume,
-    "forget": _forget,
-    "bind": _bind,
-    "unbind": _unbind,
-    "id": _id,
-    "commit": _commit,
-    "forget producers": _forget_producers,
+def _is_slot(value: Any) -> bool:
+    return is_number(value) or row(is_number, is_number)(value)
+
+
+class _Kind(NamedTuple):
+    """What a change does, the keys that it has, and those that it may have."""
+
+    apply: Callable[[GroupState, Change], None]
+    keys: Mapping[str, Shape]
+    given: Mapping[str, Shape] = {}
+
+
+_CHANGES = {
+    "make": _Kind(_make, {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns}),
+    "remove": _Kind(_remove, {"stream": is_number}, {"held": is_flag}),
+    "rename": _Kind(_rename, {"stream": is_number, "name": is_text}),
+    "attributes": _Kind(_attributes, {**_OWNED, "file": is_number}),
+    "ctl": _Kind(_ctl, {"lines": listed(is_text)}),
+    "floor": _Kind(_floor, {"floors": listed(row(is_number, is_number))}),
+    "drop": _Kind(_drop, {"stream": is_number, "sequences": listed(is_number)}),
+    "clock": _Kind(_clock, {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)}),
+    "consumer": _Kind(
+        _consume,
+        {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
+        {
+            **_OWNED,
+            "name": is_text,
+            "over": is_text,
+            "time": is_time_ns,
+            "low": is_number,
+            "open": listed(_is_slot),
+            "full": is_text,
+            "memory": is_flag,
+            "rules": _RULES,
+        },
+    ),
+    "forget": _Kind(_forget, {"number": is_number}),
+    "bind": _Kind(_bind, {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns}),
+    "unbind": _Kind(_unbind, {"name": is_text, "pattern": optional(is_text)}),
+    "id": _Kind(_id, {"id": is_text, "until": is_time_ns, "sequence": is_number}, {"uid": is_number}),
+    "commit": _Kind(_commit, {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns}),
+    "forget producers": _Kind(_forget_producers, {"producers": listed(is_text)}, {"uids": listed(is_number)}),
 }
