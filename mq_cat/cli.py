@@ -21,7 +21,7 @@ from mq_tools.consumer import Consumer
 from mq_tools.cursor import Cursor, Message
 from mq_tools.errors import USAGE, ToolError, print_line, reason
 from mq_tools.times import ctl_duration, unix_time
-from mq_tools.tree import check_group, check_streams, inodes, is_group, is_pattern, streams_of, views_of
+from mq_tools.tree import check_group, check_streams, ctl_of, inodes, is_group, is_pattern, streams_of, views_of
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
@@ -121,7 +121,7 @@ def open_source(options: Options) -> Source:
         cursor.select(options.streams)
     if options.start is not None:
         cursor.command(f"seek {options.start}")
-    elif options.streams and _replays_last(options.group):
+    elif options.streams and "replay last" in ctl_of(options.group).splitlines():
         cursor.command("seek last")  # the newest of these streams
     if options.end:
         cursor.command("until end")
@@ -140,14 +140,6 @@ def _open_consumer(options: Options, name: str) -> Consumer:
 
 def _warn(text: str) -> None:
     print_line(PROGRAM, text)
-
-
-def _replays_last(group: str) -> bool:
-    try:
-        with open(os.path.join(group, "ctl"), "rb") as ctl:
-            return b"replay last" in ctl.read().splitlines()
-    except OSError:
-        return False
 
 
 def _open_ordered(options: Options) -> OrderedMerge:

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import NoReturn
 
 from mq_tools.cursor import READ_BYTES, Message, read_all
-from mq_tools.errors import ToolError, close, reason
+from mq_tools.errors import ToolError, alarm, close, reason
 
 BUFFER_BYTES = 64 << 20  # of messages whose position is not yet known
 BUFFER_NAMES = 1 << 20  # of unpaired names
 NAMES_PER_READ = 4096  # before messages are returned
 _NAME_BYTES = 4096  # more than any name
-_ANSWER_S = 5  # longer: a read with O_NONBLOCK is blocking
+_ANSWER_S = 5  # longer: a read with O_NONBLOCK is blocking, and such a tree cannot be read in order
 
 
 class MergeSource:
@@ -66,7 +64,7 @@ class OrderedMerge:
         self._unreadable: set[str] = set()  # streams without permission, warned of
         self._unchecked: set[str] = set()  # streams read since the last idle check
         self.fd = _open(os.path.join(group, "order"))
-        with _nonblocking_checked(group):
+        with alarm(_ANSWER_S, ToolError(f"{group}: reads with O_NONBLOCK block (expected a tree with .cursor)")):
             self._read_order(1)
 
     def open(self, streams: Sequence[str]) -> None:
@@ -235,21 +233,3 @@ class OrderedMerge:
 
 def _open(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-class _nonblocking_checked:
-    """Raise ToolError where a read with O_NONBLOCK blocks: such a tree cannot be read in order."""
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.alarm(_ANSWER_S)
-
-    def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
-        raise ToolError(f"{self._group}: reads with O_NONBLOCK block (expected a tree with .cursor)")
-
-    def __exit__(self, *_: object) -> None:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, self._before)

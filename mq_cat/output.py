@@ -18,6 +18,7 @@ from mq_tools.cursor import Message, quote
 from mq_tools.errors import TIMED_OUT, ToolError, printable
 
 _CLOSED = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_STDOUT = 1
 _IMMEDIATE_S = 0.0005
 _PAUSE_S = 0.05  # where poll(2) reports "readable" though a read has nothing
 
@@ -74,10 +75,7 @@ def ended_by_newline(format: Format) -> Format:
 class Output:
     """Standard output in one format, with a limit on messages and on idle time."""
 
-    def __init__(
-        self, format: Format, count: int | None, idle_s: float | None, *, write_each: bool = False, fd: int = 1
-    ) -> None:
-        self._fd = fd
+    def __init__(self, format: Format, count: int | None, idle_s: float | None, *, write_each: bool = False) -> None:
         self._write_each = write_each  # one write for each message
         self._format = format
         self._remaining = count
@@ -108,9 +106,9 @@ class Output:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                rest = rest[os.write(_STDOUT, rest) :]
             except BlockingIOError:  # standard output is non-blocking
-                self._poll({self._fd: select.POLLOUT}, None)
+                self._poll({_STDOUT: select.POLLOUT}, None)
             except BrokenPipeError:
                 raise  # SIGPIPE is ignored: the caller releases the unwritten messages
             except OSError as error:
@@ -135,14 +133,14 @@ class Output:
     def _poll(self, fds: dict[int, int], seconds: float | None) -> bool:
         """Whether one of `fds` is ready. Ends the program at the end of its pipe."""
         poll = select.poll()
-        poll.register(self._fd, fds.get(self._fd, 0))
+        poll.register(_STDOUT, fds.get(_STDOUT, 0))
         for fd, mask in fds.items():
-            if fd != self._fd:
+            if fd != _STDOUT:
                 poll.register(fd, mask)
         timeout = None if seconds is None else max(0, int(seconds * 1000) + 1)
         ready = poll.poll(timeout)
         for fd, event in ready:
-            if fd == self._fd and event & _CLOSED:
+            if fd == _STDOUT and event & _CLOSED:
                 die_of_sigpipe()
         return bool(ready)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import click
 from click.shell_completion import get_completion_class
 
 from mq_tools import tree
 from mq_tools.cursor import quote
-from mq_tools.errors import ToolError
+from mq_tools.errors import ToolError, alarm
 from mq_tools.files import read_text
 
 # Settings that are words; others are completed to their present value.
@@ -79,20 +78,9 @@ def complete_paths(command: click.Command) -> None:
         complete_paths(below)
 
 
-@contextmanager
-def quickly() -> Iterator[None]:
+def quickly() -> AbstractContextManager[None]:
     """Raise TimeoutError after `PATIENCE_S`: a mount whose server stands still would hold up the shell."""
-
-    def end(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return alarm(PATIENCE_S, TimeoutError())
 
 
 def sessions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -1,10 +1,12 @@
-"""ToolError, which ends a tool with one line on standard error, and the exit codes of the tools."""
+"""ToolError, which ends a tool with one line on standard error, the exit codes of the tools, and a limit of time."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 USAGE = 2
 TIMED_OUT = 124  # as timeout(1)
@@ -39,6 +41,22 @@ def print_line(program: str, text: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass
+
+
+@contextmanager
+def alarm(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise the error where the block takes longer."""
+
+    def ring(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def close(fd: int) -> None:

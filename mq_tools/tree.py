@@ -185,15 +185,19 @@ def streams_of(group: str) -> list[str]:
         raise ToolError(f"{group}: {reason(error)}") from error
 
 
+def ctl_of(group: str) -> str:
+    """The settings of a group; empty where they may not be read."""
+    try:
+        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
+            return ctl.read()
+    except (OSError, ValueError):
+        return ""
+
+
 def views_of(group: str) -> dict[str, list[str]]:
     """The programs and patterns bound to each view of a group; empty where its ctl may not be read."""
     views: dict[str, list[str]] = {}
-    try:
-        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
-            text = ctl.read()
-    except (OSError, ValueError):
-        return {}
-    for line in text.splitlines():
+    for line in ctl_of(group).splitlines():
         match = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
         if match:
             is_word = re.fullmatch(_QUOTED, match[2])  # else a program
@@ -214,11 +218,7 @@ def inodes(group: str) -> frozenset[int]:
 
 def is_pattern(group: str, name: str) -> bool:
     """Whether a name has a wildcard of the group's patterns, `words` in its ctl."""
-    try:
-        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
-            words = re.search(rf"^words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)$", ctl.read(), re.MULTILINE)
-    except (OSError, ValueError):
-        words = None
+    words = re.search(rf"^words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)$", ctl_of(group), re.MULTILINE)
     return any(unquote(wildcard) in name for wildcard in (words.groups() if words else "*#"))
 
 

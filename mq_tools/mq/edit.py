@@ -18,6 +18,7 @@ from mq_tools.cursor import Cursor, Message, quote
 from mq_tools.errors import ToolError, reason
 from mq_tools.files import open_file, read_answer, read_text, stats_of, write, write_ctl
 from mq_tools.mq.peek import by_cursor
+from mq_tools.tree import unquote
 
 _LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers that a dead letter has beside its own
 _OWN = ("sender", "id", "held", "single", "ttl")  # set by the server, or another message's
@@ -38,8 +39,7 @@ def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tu
 
 def _letters(group: str, stream: str | None, count: int) -> list[Message]:
     lines = read_text(os.path.join(group, "ctl")).splitlines()
-    dead = next(line.split(" ", 1)[1] for line in lines if line.startswith("dead "))
-    name = dead[1:-1].replace("''", "'") if dead.startswith("'") else dead
+    name = unquote(next(line.split(" ", 1)[1] for line in lines if line.startswith("dead ")))
     if name not in stats_of(group).get("streams", {}):
         return []
     cursor = Cursor(group)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import TIMED_OUT, ToolError, reason
+from mq_tools.errors import TIMED_OUT, ToolError, alarm, reason
 from mq_tools.files import open_file, write
 from mq_tools.parts import place_of
 from mq_tools.tree import TreePath
@@ -25,7 +24,8 @@ _MODE = 0o1622  # everybody may write a reply
 def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
     """The reply to a message. Raises ToolError."""
     name = f"reply.{secrets.token_hex(12)}"
-    with _replies(stream.file(name)), _cursor(stream.group, name) as replies, _alarm(timeout_s, stream.name):
+    late = ToolError(f"no reply from {stream.name!r} in {timeout_s:g} s", TIMED_OUT)
+    with _replies(stream.file(name)), _cursor(stream.group, name) as replies, alarm(timeout_s, late):
         keys = {"stream": stream.name, "ttl": f"{max(int(timeout_s * 1000), 1)}ms", "kept": True}
         head = json.dumps({**keys, "headers": {**headers, "reply-to": name}}, ensure_ascii=False)
         path = stream.file(".put")
@@ -74,19 +74,3 @@ def _replies(path: str) -> Iterator[None]:
     with open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE) as fd:
         os.fchmod(fd, _MODE)  # whatever the umask is
         yield
-
-
-@contextmanager
-def _alarm(timeout_s: float, stream: str) -> Iterator[None]:
-    """Raises ToolError after that time."""
-
-    def ring(*_: object) -> None:
-        raise ToolError(f"no reply from {stream!r} in {timeout_s:g} s", TIMED_OUT)
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -201,36 +201,31 @@ def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | 
     """Show frames on a terminal until q, Ctrl-C, or `count` of them."""
     console = Console()
     shown = 0
-    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as is_ended, Live(console=console, screen=True, auto_refresh=False) as live:
         for lines in frames(groups, sort, lambda: max(1, console.height - _MARGIN)):
             live.update(table(lines), refresh=True)
             shown += 1
-            if shown == count or key(max(interval_s, _SHORTEST_S)):
+            if shown == count or is_ended(max(interval_s, _SHORTEST_S)):
                 break
 
 
 @contextmanager
-def _keys() -> Iterator[_Key]:
-    """Read single keys from the terminal within the block."""
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Read single keys from the terminal within the block: a function that waits some seconds; True once q is
+    pressed."""
     fd = sys.stdin.fileno()
+
+    def is_ended(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([fd], [], [], left)
+            if ready and os.read(fd, 64)[:1] in (b"q", b"Q", b""):
+                return True
+        return False
+
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
     try:
-        yield _Key(fd)
+        yield is_ended
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-class _Key:
-    """Wait some seconds; True once q is pressed."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __call__(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._fd], [], [], left)
-            if ready and os.read(self._fd, 64)[:1] in (b"q", b"Q", b""):
-                return True
-        return False

@@ -13,7 +13,7 @@ from mq_tools.consumer import message_of
 from mq_tools.cursor import Message
 from mq_tools.errors import ToolError, close, reason
 from mq_tools.times import duration_ns
-from mq_tools.tree import CONSUMERS, is_group
+from mq_tools.tree import CONSUMERS, ctl_of, is_group
 
 READ_BYTES = 1 << 20  # the limit of a read by a mount; the next returns the rest of a line
 _UNKNOWN_LEASE_S = 15.0  # where `ctl` may not be read
@@ -64,11 +64,9 @@ class ConsumerFile:
         return self._lease
 
     def _read_lease(self) -> float:
-        try:
-            with open(os.path.join(self.group, "ctl"), encoding="utf-8") as ctl:
-                rows = [line.split() for line in ctl]
-        except (OSError, ValueError):
+        if not (ctl := ctl_of(self.group)):
             return _UNKNOWN_LEASE_S
+        rows = [line.split() for line in ctl.splitlines()]
         lease = next((words[1] for words in rows if len(words) == 2 and words[0] == "lease"), "0")
         try:
             return duration_ns(lease) / 1e9

@@ -322,17 +322,13 @@ class Worker:
         """Log the first failure, and retry with backoff."""
         slot.close()
         if self.consumer.is_removed():
-            self._stop(f"{self.consumer.label}: the consumer was removed")
+            print_line(PROGRAM, f"{self.consumer.label}: the consumer was removed")
+            self.code = 1  # claim no more; running commands may finish
             return
         if not self.failure:
             self.failure = text
             print_line(PROGRAM, f"{self.consumer.label}: {text}; retrying")
         self._pause()
-
-    def _stop(self, text: str) -> None:
-        """Claim no more; running commands may finish."""
-        print_line(PROGRAM, text)
-        self.code = 1
 
     def _pause(self) -> None:
         first, longest = _BACKOFF_S
