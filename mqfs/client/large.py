@@ -255,10 +255,6 @@ class StagedUploads:
                 file.ask(command.encode(), wait_s)
 
 
-Publish = Callable[[bytes], object]
-Make = Callable[[], object]
-
-
 class BodyWriter(io.RawIOBase):
     """A body of any size to be written: one message, published when this is closed, whole or not at all.
 
@@ -270,8 +266,8 @@ class BodyWriter(io.RawIOBase):
         units: StagedUploads,
         stream: str,
         options: Mapping[str, Any],
-        publish: Publish,
-        make: Make | None,
+        publish: Callable[[bytes], object],
+        make: Callable[[], object] | None,
         wait_s: float | None = None,
     ) -> None:
         """`options`: fields of `.put`; `publish`: for a body that is one message; `make`: the stream, where it is
