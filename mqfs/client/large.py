@@ -195,11 +195,10 @@ class StagedUploads:
         self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
         self.dropped: deque[str] = deque()  # parts of writers that were collected, to be aborted with the next call
 
-    def part(self, name: str) -> None:
-        self._abort_dropped()
-        self._link.mkdir(f"{self._path}/.txn/{name}")
-
     def open(self, part: str) -> File:
+        """Make a part, and open it for its messages."""
+        self._abort_dropped()
+        self._link.mkdir(f"{self._path}/.txn/{part}")
         return self._link.open(f"{self._path}/.txn/{part}/.put", "w")
 
     def commit(self, *parts: str, wait_s: float | None = None) -> None:
@@ -348,7 +347,6 @@ class BodyWriter(io.RawIOBase):
 
     def _open_part(self, name: str) -> File:
         self._staged.append(name)
-        self._units.part(name)
         return self._units.open(name)
 
     def _put(self, file: File, piece: bytes, place: str) -> None:
