@@ -269,9 +269,3 @@ class RecordBatch(Sequence[Draft]):
 
     def __getitem__(self, at: Any) -> Any:
         raise TypeError("a record batch is iterated")
-
-
-__all__ = [
-    "MISSING", "EncodedBatch", "StreamTotal", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
-    "postings", "scan_batch", "search", "tally", "total",
-]  # fmt: skip

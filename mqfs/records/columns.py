@@ -150,9 +150,3 @@ def filter_run(data: Buffer, numbers: array[int]) -> FilteredRun:
     """Messages and end marks of the streams that have these numbers, which ascend. In C only."""
     found: tuple[Any, ...] = _native.pick(data, numbers)
     return FilteredRun(*found)
-
-
-__all__ = [
-    "HEADERS", "MISSING", "SEQUENCES", "TIMES", "TOPICS", "VALUES", "ArrowColumns", "FilteredRun", "NameTable",
-    "columns", "filter_run",
-]  # fmt: skip

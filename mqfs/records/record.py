@@ -234,9 +234,3 @@ def _fits(sequence: int, kind: int, low: int, high: int) -> bool:
 def last_byte(data: bytes) -> int:
     """Bytes up to the last one that is not zero."""
     return len(data.rstrip(b"\0"))
-
-
-__all__ = [
-    "FLAGS_AT", "HEAD_BYTES", "INNER", "MORE", "SETTLED", "Row", "decode", "encode", "heads", "next_good", "padded",
-    "row_at", "settled", "size_to", "skim", "with_flags",
-]  # fmt: skip

@@ -45,11 +45,12 @@ from google_crc32c import value
 
 from mqfs import limits, ring
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import LogBytes, decode
+from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, Objects, Position, ReplicatedLog, Stopped
 from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
 from mqfs.store.check import Log
 from mqfs.store.disk import Disk
+from mqfs.store.replication import LogBytes
 from mqfs.store.store import folder_of
 
 _ATTEMPTS = 8  # at a checkpoint, while segments go

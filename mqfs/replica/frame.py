@@ -180,20 +180,3 @@ _DECODERS: dict[int, Callable[[bytes], Entry | None]] = {
     3: _decode_removed,
     4: _decode_owner,
 }
-
-__all__ = [
-    "HEAD_BYTES",
-    "MAGIC",
-    "MORE",
-    "OWN",
-    "RUN_BYTES",
-    "Entry",
-    "Frame",
-    "LogBytes",
-    "Owner",
-    "Removed",
-    "Trimmed",
-    "crc_of",
-    "decode",
-    "encode",
-]  # fmt: skip

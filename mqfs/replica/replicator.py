@@ -26,11 +26,11 @@ from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import checkpoint, state, takeover
 from mqfs.replica.checkpoint import Checkpointer, Damaged, Overtaken
-from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, LogBytes
+from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
 from mqfs.replica.state import End, Have
 from mqfs.replica.takeover import Driver, Post, Primary
-from mqfs.store.replication import Portion, Replication
+from mqfs.store.replication import LogBytes, Portion, Replication
 from mqfs.store.store import folder_of
 
 log = logging.getLogger("mqfs.replica")

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import attrs
 
 from mqfs.errors import BadStore
-from mqfs.replica.frame import Entry, LogBytes, Removed
+from mqfs.replica.frame import Entry
 from mqfs.replica.log import Position
 from mqfs.store.disk import Disk, read_file, replace_file
+from mqfs.store.replication import LogBytes, Removed
 from mqfs.store.store import refusing
 
 NAME = "replica"

@@ -21,9 +21,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mqfs import errors, limits
-from mqfs.model import Buffer, Draft, Kind, RecordColumns
+from mqfs.model import MORE, Buffer, Draft, Kind, RecordColumns
 from mqfs.records.batch import RecordBatch, finalize
-from mqfs.records.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
+from mqfs.records.record import HEAD_BYTES, INNER, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.store.chain import Chain
 from mqfs.store.disk import Disk, opened, read_all, removed_on_error, write_all
 from mqfs.store.group_commit import GroupCommit

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from mqfs import errors, limits
-from mqfs.model import NEVER, Kind
-from mqfs.records.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
+from mqfs.model import MORE, NEVER, Kind
+from mqfs.records.record import FLAGS_AT, INNER, Row, decode, encode, last_byte, padded, with_flags
 from mqfs.state.group import Attributes, GroupState
 from mqfs.state.salvage import replay, retain_all, unknown
 from mqfs.store.disk import Disk, opened, read_file, write_file

@@ -28,8 +28,8 @@ from heapq import merge
 from operator import attrgetter
 
 from mqfs import errors, limits
-from mqfs.model import Kind
-from mqfs.records.record import INNER, MORE, Row, decode, encode, padded
+from mqfs.model import MORE, Kind
+from mqfs.records.record import INNER, Row, decode, encode, padded
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
 from mqfs.store.disk import Disk, opened, read_all, removed_on_error, write_all, write_file

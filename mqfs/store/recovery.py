@@ -17,8 +17,8 @@ from math import inf
 from typing import Protocol
 
 from mqfs import errors, limits
-from mqfs.model import Kind, Record
-from mqfs.records.record import HEAD_BYTES, INNER, MORE, Row, decode, padded
+from mqfs.model import MORE, Kind, Record
+from mqfs.records.record import HEAD_BYTES, INNER, Row, decode, padded
 from mqfs.store.chain import Chain
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.segment.file import Segment

@@ -631,9 +631,3 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
         disk.close(fd)
         raise
     return fd
-
-
-__all__ = [
-    "FOLDERS", "VERSION", "DiskBucket", "DiskStore", "Quarantine", "begin", "check_alone", "folder_of",
-    "group_folders", "label", "prepare", "read_label", "refusing", "take_lock", "write_label",
-]  # fmt: skip

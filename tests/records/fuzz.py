@@ -26,9 +26,9 @@ from mqfs import errors, limits, ring
 from mqfs.client import message
 from mqfs.client.transport import ring_subscription
 from mqfs.engine.language import batch_frames
-from mqfs.model import RecordColumns
+from mqfs.model import MORE, RecordColumns
 from mqfs.records import batch, columns, headers, record
-from mqfs.records.record import HEAD_BYTES, INNER, MORE, padded, row_at
+from mqfs.records.record import HEAD_BYTES, INNER, padded, row_at
 from mqfs.ring import _native as native_ring
 from mqfs.syntax.patterns import DOTTED
 

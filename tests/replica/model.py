@@ -9,8 +9,9 @@ from copy import deepcopy
 
 import attrs
 
-from mqfs.replica.frame import Frame, LogBytes, crc_of, decode, encode
+from mqfs.replica.frame import Frame, crc_of, decode, encode
 from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
+from mqfs.store.replication import LogBytes
 
 STORE = uuid.UUID(int=1)
 

@@ -26,7 +26,7 @@ from nats.js.object_store import ObjectStore
 from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
-from mqfs.replica.frame import LogBytes, decode
+from mqfs.replica.frame import decode
 from mqfs.replica.jetstream import JetStreamLog
 from mqfs.replica.log import (
     Append,
@@ -42,6 +42,7 @@ from mqfs.replica.log import (
     open_log,
 )
 from mqfs.replica.objects import ObjectLog
+from mqfs.store.replication import LogBytes
 from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer

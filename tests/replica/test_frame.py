@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import HEAD_BYTES, Entry, Frame, LogBytes, Owner, Removed, Trimmed, crc_of, decode, encode
+from mqfs.replica.frame import HEAD_BYTES, Entry, Frame, Owner, crc_of, decode, encode
+from mqfs.store.replication import LogBytes, Removed, Trimmed
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 OWNERS = st.builds(Owner, st.uuids(), st.text(max_size=40))

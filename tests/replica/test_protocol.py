@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from mqfs import limits
-from mqfs.replica.frame import LogBytes
 from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
+from mqfs.store.replication import LogBytes
 from tests.replica.model import STORE, Engine, Pipelining, Renumbering, Server, Unlooking, payloads
 from tests.support.campaign import size
 

@@ -14,8 +14,8 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import Damaged
-from mqfs.model import Draft, Kind, Record
-from mqfs.records.record import HEAD, HEAD_BYTES, INNER, MORE, SETTLED, encode, next_good, padded, row_at
+from mqfs.model import MORE, Draft, Kind, Record
+from mqfs.records.record import HEAD, HEAD_BYTES, INNER, SETTLED, encode, next_good, padded, row_at
 from mqfs.store.api import Bucket
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment

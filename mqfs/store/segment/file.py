@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mqfs import errors, limits
-from mqfs.model import NEVER
-from mqfs.records.record import MORE, last_byte, padded
+from mqfs.model import MORE, NEVER
+from mqfs.records.record import last_byte, padded
 from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.segment.index import (
     SEALED,

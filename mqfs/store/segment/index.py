@@ -544,11 +544,3 @@ def _fits(part: IndexPart, parts: list[IndexPart], size: int, identity: int) -> 
     if not part.flags & SEALED:
         return not (parts and parts[0].flags & SEALED)
     return not parts and part.to == size
-
-
-__all__ = [
-    "CLEAN", "COLUMNS", "HEAD_SIZE", "NO_ORDINALS", "OTHER", "OTHER_SIZE", "SEALED", "Index", "IndexFile",
-    "IndexPart", "NonMessageRecords", "OpenIndex", "Plain", "SealedIndex", "columns_pass", "decode_part",
-    "encode_part", "file_columns_pass", "first_headed", "load_part", "pack_other", "rows_end", "seek", "seek_before",
-    "size_of", "weight",
-]  # fmt: skip

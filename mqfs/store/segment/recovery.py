@@ -14,13 +14,12 @@ from collections.abc import Iterator
 import attrs
 
 from mqfs import limits
-from mqfs.model import Kind
+from mqfs.model import MORE, Kind
 from mqfs.records import batch
 from mqfs.records.record import (
     HEAD,
     HEAD_BYTES,
     INNER,
-    MORE,
     SETTLED,
     Row,
     last_byte,
