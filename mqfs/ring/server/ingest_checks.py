@@ -95,8 +95,9 @@ class IngestChecks:
 
     def pieces(self, data: memoryview, at: int, rows: RecordColumns) -> Iterator[tuple[int, int, Record | None]]:
         """(begin, end, record) of those rows, which begin at `at`, and of the bytes after them: None is no record."""
-        for begin, size in _spans(rows):
-            yield at + begin, at + begin + padded(size), decode(bytes(data[at + begin : at + begin + size]))
+        for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
+            begin, size = at + position, HEAD_BYTES + headers + body
+            yield begin, begin + padded(size), decode(bytes(data[begin : begin + size]))
         at += rows.end
         if at < len(data):
             yield at, self._next_record(data, at), None
@@ -131,8 +132,3 @@ def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
     """Offsets after `bad` where record heads may be, whose time ends with one of those bytes."""
     ends = re.compile(b"|".join(map(re.escape, times)))
     return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
-
-
-def _spans(rows: RecordColumns) -> Iterator[tuple[int, int]]:
-    for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
-        yield position, HEAD_BYTES + headers + body

@@ -466,14 +466,10 @@ class RingReaders:
     @property
     def floor(self) -> int:
         """The lowest sequence that a reader may still need; NEVER where there is none."""
-        self.has_any()
-        return self._floor
-
-    def has_any(self) -> bool:
-        """Whether there are any. That there are none is never remembered: a reader may have come meanwhile."""
+        # That there are none is never remembered: a reader may have come meanwhile.
         if not self._seen[1] or time.monotonic() - self._seen[0] >= _LOOK_S:
             self.refresh()
-        return self._seen[1]
+        return self._floor
 
     def refresh(self) -> None:
         self._seen = time.monotonic(), self.update()

@@ -77,7 +77,7 @@ class KeeperLink:
     def drop(self, group: int, generation: int) -> None:
         name = _name(group, generation)
         self._forget(name)
-        if self._socket is not None or _there(self._path):
+        if self._socket is not None or os.path.lexists(f"{self._path}/{fd_keeper.NAME}"):
             self._try(b"drop " + name)
 
     def ensure_alive(self) -> None:
@@ -188,10 +188,6 @@ def _has_ended(sock: socket.socket) -> bool:
 
 def _name(group: int, generation: int) -> bytes:
     return b"%d.%d" % (group, generation)
-
-
-def _there(store_path: str) -> bool:
-    return os.path.lexists(f"{store_path}/{fd_keeper.NAME}")
 
 
 def _connect(store_path: str, patience_s: float = PATIENCE_S) -> socket.socket:

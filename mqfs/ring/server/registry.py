@@ -59,9 +59,8 @@ class RingRegistry:
         self._ending: dict[RingLog, GroupRing] = {}
         self._draining: dict[RingLog, float] = {}  # ended, with readers that still need it: since when
         self._generations: dict[int, int] = {}
-        self._cooldown: dict[
-            tuple[str, int], deque[float]
-        ] = {}  # by _whose: when rings were corrupt or locked too long
+        # By _whose: when rings were corrupt or locked too long.
+        self._cooldown: dict[tuple[str, int], deque[float]] = {}
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None

@@ -54,7 +54,7 @@ class RingLog:
         self.id, self.end, self.upkeep, self.ranges = inner.id, inner.end, inner.upkeep, inner.ranges
         self.reader, self.metrics = inner.reader, inner.metrics
         self.writer = self
-        inner.ranges.on_sequences_reserved(self._grant)
+        inner.ranges.on_sequences_reserved(made.grant)
         group.log.use(self)
         group.ring = self
 
@@ -62,9 +62,6 @@ class RingLog:
     def corrupt(self) -> str:
         """The first finding in it that no client may write, or ""."""
         return self.intake.checks.corrupt
-
-    def _grant(self, bound: int) -> None:
-        self.ring.grant(bound)
 
     # ------------------------------------------------------------ as a bucket
 
