@@ -15,8 +15,6 @@ from mqfs import limits
 
 # ------------------------------------------------------------ clock api
 
-# What the engine asks of a clock.
-
 
 class Anchor(NamedTuple):
     """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got

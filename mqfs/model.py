@@ -157,8 +157,6 @@ class Listed(NamedTuple):
 
 # ------------------------------------------------------------ wait
 
-# Wait: the one-shot promise by which the synchronous engine says "nothing yet".
-
 T = TypeVar("T")
 
 

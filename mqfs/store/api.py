@@ -388,13 +388,12 @@ class Handle(Protocol):
 
 # ------------------------------------------------------------ histogram
 
-# A histogram of times, counted by one thread or by several.
-
 BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
 class Histogram:
-    """`bounds`: the highest value of each bucket, ascending; a last bucket has what is above all."""
+    """Counted by one thread or by several. `bounds`: the highest value of each bucket, ascending; a last bucket has
+    what is above all."""
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS_S) -> None:
         self.bounds = bounds

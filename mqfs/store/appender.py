@@ -364,8 +364,6 @@ class Appender:
 
 # ------------------------------------------------------------ batch encoder
 
-# An atomic batch to records, a piece at a time.
-
 _END = int(Kind.END)
 
 
@@ -457,15 +455,13 @@ class BatchEncoder:
 
 # ------------------------------------------------------------ segment head
 
-# The head of a segment: the group's state, then a reserve record.
-
 
 def write_head(
     context: DiskStore, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
 ) -> tuple[NonMessageRecords, int, int]:
-    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows, its
-    bytes, and a descriptor: a file that could not be opened, and has its name, would hide the records behind it in the
-    old segment. Raises OSError."""
+    """Make the file of a new segment in `folder`, with its head: the state, then a reserve record. The name is not
+    synced. Returns the head's rows, its bytes, and a descriptor: a file that could not be opened, and has its name,
+    would hide the records behind it in the old segment. Raises OSError."""
     step = limits.STATE_RECORD_BYTES
     bodies = [state[at : at + step] for at in range(0, len(state), step)] or [b""]
     bodies.append(reserve_body(reserve))
@@ -508,8 +504,6 @@ def _read_head(disk: Disk, path: str) -> Iterator[bytes]:
 
 
 # ------------------------------------------------------------ range writer
-
-# Appending records that others encoded and numbered.
 
 log = logging.getLogger("mqfs.store")
 

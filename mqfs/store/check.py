@@ -425,8 +425,6 @@ def _free_name(path: str, disk: Disk) -> str:
 
 # ------------------------------------------------------------ whole log
 
-# One segment's log, read whole: what a check looks at.
-
 
 def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:
     """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""

@@ -253,8 +253,6 @@ def _header_texts(segment: Segment, index: Index, found: range) -> list[bytes]:
 
 # ------------------------------------------------------------ bulk read
 
-# Bulk reads: many messages as they lie in the log.
-
 _LEAST = 4  # messages; fewer are read one by one
 
 

@@ -432,8 +432,6 @@ def refusing(what: str) -> Iterator[None]:
 
 # ------------------------------------------------------------ bucket
 
-# One group's log on disk: composition of its parts, and nothing else.
-
 
 class DiskBucket:
     """See `Bucket` in mqfs/store/api.py. With `fresh` its segment was just made, with a block of sequences, synced."""
@@ -460,11 +458,10 @@ class DiskBucket:
 
 # ------------------------------------------------------------ quarantine
 
-# The folder quarantine/: what failed a check, for a person to look at. Nothing in it is opened or removed by the store.
-
 
 class Quarantine:
-    """All calls raise OSError where the disk fails."""
+    """The folder quarantine/: what failed a check, for a person to look at. Nothing in it is opened or removed by the
+    store. All calls raise OSError where the disk fails."""
 
     __slots__ = ("_disk", "_path")
 
@@ -502,9 +499,7 @@ class Quarantine:
         raise OSError(errno.EEXIST, "quarantine is full of copies of one place", name)
 
 
-# ------------------------------------------------------------ directory
-
-# The directory of a store: its label, its lock and its folders.
+# ------------------------------------------------------------ directory: label, lock and folders
 
 VERSION = 1
 FOLDERS = ("staging", "buckets", "quarantine")

@@ -422,12 +422,10 @@ class Segment:
 
 # ------------------------------------------------------------ descriptors
 
-# Which segments have descriptors.
-
 
 class Descriptors:
-    """About limits.OPEN_BUCKETS of them, closed by second chance: more while logs are synced so that some may be, up to
-    half of what the process may open."""
+    """Which segments have descriptors: about limits.OPEN_BUCKETS, closed by second chance; more while logs are synced
+    so that some may be, up to half of what the process may open."""
 
     __slots__ = ("_count", "_most", "_open")
 

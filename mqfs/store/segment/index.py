@@ -253,8 +253,6 @@ class OpenIndex:
 
 # ------------------------------------------------------------ index file
 
-# The .idx of a segment: parts, each with the rows and columns of a range of the log.
-
 MAGIC = b"mqfsidx1"
 SEALED, CLEAN = 1, 2
 
