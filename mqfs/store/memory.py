@@ -242,23 +242,20 @@ class MemoryAppender:
         self._log, self._end = log, log.end
         self.state: Callable[[], bytes] = bytes  # until its group sets it
 
-    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
-        return self._add(kind, stream, time_ns, body, headers, 0)
-
     def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
         if self._end.failed is not None:
             raise errors.ReadOnly(str(self._end.failed))
         messages = [draft for draft in drafts if draft.kind <= Kind.END]
         self._log.check_room(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages))
         sequences = [
-            self._add(
+            self.append(
                 d.kind, d.stream, time_ns, d.body, d.headers, (MORE if n < len(drafts) - 1 else 0) | (INNER if n else 0)
             )
             for n, d in enumerate(drafts)
         ]
         return sequences[0]
 
-    def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"", flags: int = 0) -> int:
         size = padded(HEAD_BYTES + len(headers) + len(body))
         if kind <= Kind.END:  # of the others none is refused: what gives room is among them, and they are few
             self._log.check_room(size)
@@ -295,7 +292,7 @@ class MemoryAppender:
             begin = position + HEAD_BYTES
             body = begin + rows.headers[n]
             headers, text = bytes(data[begin:body]), bytes(data[body : body + rows.bodies[n]])
-            self._add(rows.kinds[n], rows.streams[n], rows.times[n], text, headers, rows.flags[n])
+            self.append(rows.kinds[n], rows.streams[n], rows.times[n], text, headers, rows.flags[n])
 
     def quarantine(self, data: bytes, why: str) -> None:
         pass

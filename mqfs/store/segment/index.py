@@ -223,13 +223,7 @@ class OpenIndex:
         for column, more in zip(mine, rows[1:], strict=False):
             column.frombytes(more.cast("B"))
         for stream, ordinals in postings(rows.streams, begin):
-            self._posting_of(stream).frombytes(ordinals)
-
-    def _posting_of(self, stream: int) -> array[int]:
-        posting = self.postings.get(stream)
-        if posting is None:
-            posting = self.postings[stream] = array("I")
-        return posting
+            self.postings.setdefault(stream, array("I")).frombytes(ordinals)
 
     def behind(self, count: int) -> OpenIndex:
         """A copy without the first `count` messages, and without postings."""
@@ -240,9 +234,7 @@ class OpenIndex:
 
     def collect(self) -> None:
         """Make the postings."""
-        self.postings = {}
-        for stream, ordinals in postings(self.streams, 0):
-            self._posting_of(stream).frombytes(ordinals)
+        self.postings = {stream: array("I", ordinals) for stream, ordinals in postings(self.streams, 0)}
 
     def posting(self, stream: int) -> Sequence[int]:
         return self.postings.get(stream, NO_ORDINALS)
