@@ -22,7 +22,7 @@ import attrs
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
-from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
+from mqfs.replica.frame import Frame, Owner, crc_of, decode
 from mqfs.replica.log import FramesMissing, LogRecord, NoAnswer, Position, Reader, ReplicatedLog
 from mqfs.replica.state import ReplicaState
 from mqfs.store.disk import Disk, remove_tree
@@ -117,7 +117,8 @@ class Follower:
                     self.takeovers.append(frame.owner)
                     if self.state.primary and frame.owner.run not in self.state.runs:
                         self._leave_to(frame.owner)
-                entries: Sequence[LogBytes | Trimmed | Removed] = of_store(frame.entries)
+                entries: Sequence[LogBytes | Trimmed | Removed]
+                entries = [entry for entry in frame.entries if not isinstance(entry, Owner)]
                 if ending is not None:
                     entries = ending.cut(entries)
                 self.store.apply(entries)
@@ -158,11 +159,6 @@ class Follower:
             self._closed = True
             self.reader.close()
             self.store.close()
-
-
-def of_store(entries: Iterable[Entry]) -> list[LogBytes | Trimmed | Removed]:
-    """The entries that are about the store's files."""
-    return [entry for entry in entries if not isinstance(entry, Owner)]
 
 
 # ------------------------------------------------------------ begin

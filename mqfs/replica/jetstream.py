@@ -261,10 +261,8 @@ class JetStreamLog:
         following, self._following = self._following, None
         self._passing.cancel()
         if following is not None:
-            try:
+            with contextlib.suppress(NoAnswer):  # then it ends with the connection
                 self._loop.call(following.unsubscribe())
-            except NoAnswer:
-                pass  # it ends with the connection
 
     def _take(self, wait_s: float) -> list[LogRecord]:
         """What arrived; waits for the first record at most that long."""
@@ -308,10 +306,8 @@ class JetStreamLog:
 
     def close(self) -> None:
         self._stop_following()
-        try:
+        with contextlib.suppress(NoAnswer):
             self._loop.call(self._client.close())
-        except NoAnswer:
-            pass
         self._loop.close()
 
 

@@ -29,7 +29,8 @@ from mqfs.replica.checkpoint import Checkpointer, Damaged, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
 from mqfs.replica.state import End, Have
-from mqfs.replica.takeover import Driver, Post, Primary
+from mqfs.replica.takeover import Driver, Primary
+from mqfs.store.group_commit import Post
 from mqfs.store.replication import LogBytes, Portion, Replication
 from mqfs.store.store import folder_of
 

@@ -523,6 +523,3 @@ class Standby:
             raise BadReplica(f"{self._log.name}: cannot be followed after frame {at}: {why}")
         self._copied_at = at
         following.discard(self._path, why, primary=follower.state.primary)
-
-
-Post = Callable[[Callable[[], None]], None]
