@@ -245,8 +245,7 @@ class Appender:
         full = self._chain.context.full
         if full and need >= full.get(self._chain.group, need):
             full.pop(self._chain.group, None)
-        stride = segment.used + need + limits.INDEX_STRIDE_BYTES
-        segment.room = min(segment.allocated, max(stride, segment.used + need))
+        segment.room = min(segment.allocated, segment.used + need + limits.INDEX_STRIDE_BYTES)
         return segment
 
     def _is_full(self, segment: Segment, need: int) -> bool:

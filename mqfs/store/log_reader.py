@@ -28,6 +28,7 @@ from mqfs.store.segment.index import Index, first_headed, seek, seek_before
 
 _END = bytes([Kind.END])
 _NEAR_BYTES = 2_048  # of a record: copying it takes as long as a call
+_LEAST = 4  # messages that are read as a run; fewer are read one by one
 
 
 class DiskLogReader:
@@ -79,12 +80,31 @@ class DiskLogReader:
         return None if place is None else self._get(*place)
 
     def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
-        place = self._where(None, sequence)
+        place = self._where(None, sequence) if not columns.MISSING else None
         if place is None:
             return None
         segment, index, ordinal = place
         end = min(end, self._chain.end_of(bisect_right(self._chain.firsts, index.sequences[ordinal]) - 1))
-        return read_run(segment, index, ordinal, end, most_bytes, streams, headed)
+        positions = index.positions
+        begin = positions[ordinal]
+        stop = min(bisect_left(index.sequences, end), bisect_right(positions, begin + most_bytes))
+        while stop > ordinal and _end(index, stop - 1) > begin + most_bytes:
+            stop -= 1
+        if stop - ordinal < _LEAST:
+            return None
+        segment.recent = True
+        data = segment.read(begin, _end(index, stop - 1) - begin)
+        if len(streams) > stop - ordinal:
+            streams = streams & set(index.streams[ordinal:stop])
+        numbers = array("I", sorted(streams))
+        found = columns.filter_run(data, numbers)
+        if found.end != len(data) or (found.headed and not headed) or not found.rows:
+            return None
+        seen = {number for number, some in zip(numbers, found.seen, strict=True) if some}
+        size = int.from_bytes(data[found.newest : found.newest + 4], "little")
+        newest = decode(data[found.newest : found.newest + size])
+        assert newest is not None
+        return RecordRun([data if found.kept is None else found.kept], seen, found.rows, found.last, newest)
 
     def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
         place = self._where(stream, sequence)
@@ -249,39 +269,6 @@ def _header_texts(segment: Segment, index: Index, found: range) -> list[bytes]:
         return [data[at : at + size] for at, size in zip(places, sizes, strict=True)]
     places = [position + HEAD_BYTES for position in positions]
     return [segment.read(at, size) if size else b"" for at, size in zip(places, sizes, strict=True)]
-
-
-# ------------------------------------------------------------ bulk read
-
-_LEAST = 4  # messages; fewer are read one by one
-
-
-def read_run(
-    segment: Segment, index: Index, ordinal: int, end: int, most_bytes: int, streams: Set[int], headed: bool
-) -> RecordRun | None:
-    """From the message `ordinal` on, below sequence `end`: see `LogReader.read_run`."""
-    if columns.MISSING:
-        return None
-    positions = index.positions
-    begin = positions[ordinal]
-    stop = min(bisect_left(index.sequences, end), bisect_right(positions, begin + most_bytes))
-    while stop > ordinal and _end(index, stop - 1) > begin + most_bytes:
-        stop -= 1
-    if stop - ordinal < _LEAST:
-        return None
-    segment.recent = True
-    data = segment.read(begin, _end(index, stop - 1) - begin)
-    if len(streams) > stop - ordinal:
-        streams = streams & set(index.streams[ordinal:stop])
-    numbers = array("I", sorted(streams))
-    found = columns.filter_run(data, numbers)
-    if found.end != len(data) or (found.headed and not headed) or not found.rows:
-        return None
-    seen = {number for number, some in zip(numbers, found.seen, strict=True) if some}
-    size = int.from_bytes(data[found.newest : found.newest + 4], "little")
-    newest = decode(data[found.newest : found.newest + size])
-    assert newest is not None
-    return RecordRun([data if found.kept is None else found.kept], seen, found.rows, found.last, newest)
 
 
 def _end(index: Index, ordinal: int) -> int:
