@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import attrs
@@ -42,9 +43,7 @@ class NameTable:
     def of(cls, streams: Mapping[int, tuple[str, int, int]]) -> NameTable:
         numbers = sorted(streams)
         names = [streams[number][0].encode() for number in numbers]
-        ends = array("i", [0])
-        for name in names:
-            ends.append(ends[-1] + len(name))
+        ends = array("i", accumulate(map(len, names), initial=0))
         bounds = (min(max(side, 0), _MOST) for number in numbers for side in streams[number][1:])
         return cls(array("I", numbers), array("Q", bounds), ends, b"".join(names))
 
@@ -128,10 +127,7 @@ def _array(code: str, values: Iterable[int]) -> bytearray:
 
 
 def _ends(pieces: Iterable[bytes]) -> bytearray:
-    ends = array("i", [0])
-    for piece in pieces:
-        ends.append(ends[-1] + len(piece))
-    return bytearray(ends.tobytes())
+    return _array("i", accumulate(map(len, pieces), initial=0))
 
 
 class FilteredRun(NamedTuple):
