@@ -33,11 +33,8 @@ def cache_short(entries: int, size: int) -> Callable[[Callable[[K], V]], Callabl
 
         @wraps(function)
         def call(argument: K) -> V:
-            return (
-                remembered(argument)
-                if isinstance(argument, str | bytes) and len(argument) <= size
-                else function(argument)
-            )
+            is_short = isinstance(argument, str | bytes) and len(argument) <= size
+            return remembered(argument) if is_short else function(argument)
 
         return call
 
@@ -146,8 +143,7 @@ def stream_name(text: bytes | str) -> str:
     if len(name) * 4 <= limits.NAME_BYTES or len(name.encode()) <= limits.NAME_BYTES:
         return name
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
-    end = _SHORTENED + hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
-    return name.encode()[: limits.NAME_BYTES - len(end)].decode(errors="ignore") + end
+    return with_suffix(name, _SHORTENED + hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS])
 
 
 def is_shortened(name: str) -> bool:
@@ -160,11 +156,8 @@ def escape_prefix(text: bytes | str) -> str:
     if not isinstance(text, str | bytes):
         raise TypeError(f"invalid text {text!r} (expected str or bytes)")
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
-    return _ESCAPED.sub(lambda found: f"%{_byte(found[0]):02X}", data.decode(errors="surrogateescape"))
-
-
-def _byte(character: str) -> int:
-    return ord(character) & 0xFF  # what is not UTF-8 was decoded to U+DC80 and up
+    # A byte that is not UTF-8 is decoded to U+DC80 and up.
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", data.decode(errors="surrogateescape"))
 
 
 def unescape(name: str) -> bytes:
