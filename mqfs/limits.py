@@ -63,9 +63,7 @@ STAGED_ID_BYTES = 600  # of memory (HELD_BYTES) for an id in a staged batch unti
 TRANSACTION_IDLE_S = 24 * 3_600  # without a write a staged batch is dropped: jobs that take longer are rare
 PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record; shared
 PRODUCER_KEPT_S = 7 * 24 * 3_600  # without a commit for this long a producer may be forgotten where there are too many
-DESCRIPTOR_WAIT_S = (
-    5.0  # that a write waits for its sync where the limit of open files prevents one; then it is an error
-)
+DESCRIPTOR_WAIT_S = 5.0  # that a write waits for a sync which lacks a descriptor; then it is an error
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
 COMMAND_WORDS = 16_384  # of it: some ms; it names at most all parts, or all producers, of which a user has half
 HEADER_BYTES = 16_384  # headers of one message: those that a dead letter adds must still fit a u16
@@ -130,9 +128,7 @@ SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may h
 ASKED = 3  # keepalive probes, within SILENT_S; the system's defaults take two hours
 CLIENT_SILENT_S = 9  # the same at a client, which has another server to go to: then it asks the server itself, too
 CLIENT_LINK_BYTES = 16 << 10  # a second, at least: what a client sent before that question gets so much longer
-UNACKNOWLEDGED = (
-    7  # times that a client's kernel sends the same again, in some 25 s; its own limit is a quarter of an hour
-)
+UNACKNOWLEDGED = 7  # times that a client's kernel sends the same again, in 25 s; its own limit is a quarter of an hour
 REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it the connection is not read
 FID_BYTES = 1_024  # of memory, about, for a fid
 HANDSHAKE_S = 10.0  # of the handshake of TLS, and from there to a Tattach: silent clients hold no place for longer

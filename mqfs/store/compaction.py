@@ -184,10 +184,8 @@ def trim(chain: Chain, liveness: Liveness, removal: SegmentRemoval, appender: Ap
         if are_others_unwanted and not _has_live(liveness, opened):
             appender.roll_for_removal()
             unwanted.append(opened)
-    if chain.open is None:
-        unwanted = [
-            segment for segment in unwanted if segment is not chain.segments[-1]
-        ]  # the last holds the newest state
+    if chain.open is None:  # the last holds the newest state
+        unwanted = [segment for segment in unwanted if segment is not chain.segments[-1]]
     if unwanted and not removal.paused and chain.end.failed is None:
         removal.remove(unwanted)
 

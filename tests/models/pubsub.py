@@ -76,9 +76,7 @@ class Model:
         self.handles: dict[str, Handle] = {}
         self.parked: list[tuple[int, str, int]] = []  # (key of the wait, handle key, count)
         self.blocked: list[tuple[int, int, list[bytes], int, str | None]] = []  # as `append` has them
-        self.lines: dict[
-            int, Lines
-        ] = {}  # key of a blocked write of lines -> dict: h, bodies, the unfinished line `before`, `after`
+        self.lines: dict[int, Lines] = {}  # by the key of the wait
         self.answers: list[tuple[int, Answer]] = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept

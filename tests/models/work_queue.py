@@ -857,9 +857,6 @@ class Model:
         """What a read-only open of a consumer, or of a stream under deliver one, shows: what waits, due or not."""
         return [m["body"] for m in self.mine(c) if not c["open"].get(m["seq"], {}).get("claim")]
 
-    def peek_stream(self, name: str) -> list[bytes]:
-        return self.peek(next(c for c in self.consumers if c["stream"] == self.names[name]))
-
     def stats(self, c: Consumer) -> dict[str, Any]:
         claimed = sum(1 for e in c["open"].values() if e["claim"])
         mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
