@@ -202,6 +202,13 @@ def group_name(gid: int) -> str:
     return _answer(_name_of_group, gid, f"group {gid}") or str(gid)
 
 
+def is_named(uid: int, uname: str, n_uname: int) -> bool:
+    """Whether an attach names that user, or none. Never looks up a name that a client chose. Raises NotAnswered."""
+    if n_uname != NONUNAME:
+        return n_uname == uid
+    return uname in ("", str(uid)) or uname == user_name(uid)
+
+
 def shown_user(uid: int) -> str:
     """As `user_name`, for what decides nothing: the number also where the database takes limits.NAMES_WAIT_S. Until
     then it raises NotAnswered."""
@@ -270,9 +277,3 @@ def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0, grant: G
     unknown = NOBODY if gid is None else gid, frozenset[int]()
     primary, groups = _answer(_membership, uid, f"user {uid}") or unknown
     return User(uid, primary, groups, pid, where, grant)
-
-
-def look_up_names(uid: int, gid: int) -> None:
-    """Have the names of a user and its group, which a connection needs. Raises NotAnswered."""
-    _answer(_name_of_user, uid, f"user {uid}")
-    _answer(_name_of_group, gid, f"group {gid}")

@@ -47,7 +47,7 @@ class Peer:
             raise Denied(self.refused)
         if self.needs_token:
             raise Denied(TOKEN_NEEDED)
-        if self.fixed or self._is_itself(uname, n_uname):
+        if self.fixed or identity.is_named(self.uid, uname, n_uname):
             return self.itself()
         if self.uid not in (0, os.geteuid()):
             wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a lookup may take long
@@ -76,16 +76,11 @@ class Peer:
         """Let it attach as no user, not even by a token."""
         self.refused, self.tokens = why, None
 
-    def _is_itself(self, uname: str, n_uname: int) -> bool:
-        """Whether an attach names the peer, or no user. Never looks up a name that a client chose. Raises
-        NotAnswered."""
-        if n_uname != identity.NONUNAME:
-            return n_uname == self.uid
-        return uname in ("", str(self.uid)) or uname == identity.user_name(self.uid)
-
     def look_up(self) -> None:
         """Have all that an attach needs of the system's database. Raises NotAnswered."""
-        identity.look_up_names(self.uid, self.itself().gid)
+        gid = self.itself().gid
+        identity.user_name(self.uid)
+        identity.group_name(gid)
 
     def itself(self) -> User:
         """The user that the kernel names. Raises NotAnswered, before `look_up` succeeded."""

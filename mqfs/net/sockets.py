@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import re
 import socket
 import stat
 import struct
+import termios
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -30,7 +32,7 @@ from mqfs import limits
 from mqfs.errors import BadAddress, Disconnected
 
 BACKLOG = 1_024
-PATH_BYTES = 107  # of an address, less its NUL
+PATH_BYTES = 107  # of a unix socket: sun_path, less its NUL
 PROBE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 _PEERGROUPS = 59  # of <asm/socket.h>; Python's socket has no name for it
@@ -121,6 +123,11 @@ def is_host_silent(sock: Any) -> bool:
     return bool(info[_RETRANSMITS] >= limits.UNACKNOWLEDGED)
 
 
+def unsent(sock: Any) -> int:
+    """Bytes that the other side has not acknowledged, over TCP, or has not read. Raises OSError."""
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+
+
 def peer(sock: socket.socket) -> tuple[int, int, int]:
     """Process, user and group of the peer, by the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -173,7 +180,6 @@ def let_client_run() -> bool:
 ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"
 DEFAULT_PORT = 564
 SOCKET_NAME = "mqfs.sock"  # in the current folder, or that of the user's sockets
-_UNIX_PATH_BYTES = 107  # sun_path, less its NUL
 
 
 @attrs.frozen
@@ -244,8 +250,8 @@ def parse_addresses(text: str) -> list[Address]:
 def _unix(text: str, path: str) -> UnixAddress:
     if not path or "\0" in path:
         raise BadAddress(f"invalid address {text!r}: no path (expected {ADDRESS_FORMS})")
-    if len(os.fsencode(path)) > _UNIX_PATH_BYTES:
-        raise BadAddress(f"invalid address {text!r}: path too long (expected at most {_UNIX_PATH_BYTES} bytes)")
+    if len(os.fsencode(path)) > PATH_BYTES:
+        raise BadAddress(f"invalid address {text!r}: path too long (expected at most {PATH_BYTES} bytes)")
     return UnixAddress(path)
 
 

@@ -273,17 +273,17 @@ class ServerTls:
         return context
 
 
-def client_context(protocol: str, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
+def client_context(protocol: str) -> ssl.SSLContext:
     """The settings of a client: MQFS_CA names the authorities that it trusts (else those of the system), MQFS_CERT its
     own certificate and key, in one file. Raises BadConfig."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([protocol])
-    if ca := environment.get("MQFS_CA"):
+    if ca := os.environ.get("MQFS_CA"):
         _load_authorities(context, "MQFS_CA", ca)
     else:
         context.load_default_certs()
-    if cert := environment.get("MQFS_CERT"):
+    if cert := os.environ.get("MQFS_CERT"):
         _load_pair(context, ("MQFS_CERT", cert), ("MQFS_CERT", cert))
     return context
 

@@ -24,7 +24,7 @@ from mqfs.model import Grant, User
 from mqfs.net import audit, challenge, identity
 from mqfs.net.audit import Audit
 from mqfs.net.challenge import Answer
-from mqfs.net.identity import NONUNAME, NotAnswered
+from mqfs.net.identity import NotAnswered
 from mqfs.syntax.lines import TokenLine, digest, id_of, parse_line
 
 log = logging.getLogger("mqfs.tokens")
@@ -289,7 +289,7 @@ class Proof:
             grant, proof = self._tokens.user_of_answer(answer, nonce, self._uname, self._where)
             self._shown = challenge.line(proof)
         try:
-            known = grant is not None and self._asked_for(grant.uid)
+            known = grant is not None and identity.is_named(grant.uid, self._uname, self._n_uname)
         except NotAnswered:  # of the right token only: no guess is tried twice with a challenge
             self._nonce, self._shown = nonce, shown
             raise
@@ -297,12 +297,6 @@ class Proof:
             raise Denied("unknown token" + (f" for user {self._uname!r}" if self._uname else ""))
         self.grant = grant
         return len(data)
-
-    def _asked_for(self, uid: int) -> bool:
-        """Whether the Tauth named that user, or none. Raises NotAnswered."""
-        if self._n_uname != NONUNAME:
-            return self._n_uname == uid
-        return self._uname in ("", str(uid)) or self._uname == identity.user_name(uid)
 
     def user(self, uname: str, n_uname: int) -> Grant:
         """The grant of an attach with this fid. Raises Denied."""

@@ -17,14 +17,12 @@ on the way keeps, as an ssh tunnel does, is given a second for each limits.CLIEN
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import select
 import socket
 import ssl
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +31,7 @@ from weakref import WeakSet
 
 from mqfs import limits
 from mqfs.errors import Disconnected, Standby
-from mqfs.net.sockets import Address, TlsAddress, UnixAddress, detect_dead_host, is_host_silent
+from mqfs.net.sockets import Address, TlsAddress, UnixAddress, detect_dead_host, is_host_silent, unsent
 from mqfs.net.tls import TlsMachine, client_context, explain
 
 SILENT_S = float(limits.CLIENT_SILENT_S)
@@ -52,11 +50,6 @@ def is_ready(sock: Any, event: int, most_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, event)
     return bool(poll.poll(min(most_s, LOOK_S) * 1_000 + 1 if most_s else 0))
-
-
-def unsent(sock: Any) -> int:
-    """Bytes that the other side has not acknowledged, over TCP, or has not read."""
-    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
 class Quiet:
@@ -278,7 +271,7 @@ class TlsSocket:
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
-        self.raw = self._socket = sock
+        self.raw = sock
         self._machine = machine = TlsMachine(client_context("9p"), host)
         self._lock = threading.Lock()
         self._early = b""
@@ -302,7 +295,7 @@ class TlsSocket:
         if self._early:
             data, self._early = self._early, b""
             return data
-        data = self._socket.recv(size)
+        data = self.raw.recv(size)
         if not data:
             return b""
         with self._lock, _explained():
@@ -314,7 +307,7 @@ class TlsSocket:
         with self._lock, _explained():
             self._machine.send(data)
             encrypted = self._machine.take()
-        send_all(self._socket, encrypted)
+        send_all(self.raw, encrypted)
 
     def encrypt(self, data: bytes) -> bytes:
         """What `sendall` would send, for a caller with a loop of its own, which sends it."""
@@ -323,20 +316,20 @@ class TlsSocket:
             return self._machine.take()
 
     def settimeout(self, timeout: float | None) -> None:
-        self._socket.settimeout(timeout)
+        self.raw.settimeout(timeout)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.raw.fileno()
 
     def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        return self._socket.getsockopt(level, name, size)
+        return self.raw.getsockopt(level, name, size)
 
     def shutdown(self, how: int) -> None:
         """As of a socket; announces the end first, if that does not block."""
         with contextlib.suppress(OSError), self._lock:
             self._machine.close()
-            self._socket.send(self._machine.take(), socket.MSG_DONTWAIT)
-        self._socket.shutdown(how)
+            self.raw.send(self._machine.take(), socket.MSG_DONTWAIT)
+        self.raw.shutdown(how)
 
     def close(self) -> None:
-        self._socket.close()
+        self.raw.close()
