@@ -94,13 +94,11 @@ class Client:
                 await self._perform(command, channel)
                 await time_slice.stop(done=not waits)
             self._held_commands = self._hold(self._held_commands, _large(parser.held))
-            if not (data := await channel.receive(self._deadline())):
+            deadline = self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
+            if not (data := await channel.receive(deadline)):
                 return
             self._last_sign = trio.current_time()
             await trio.lowlevel.checkpoint()
-
-    def _deadline(self) -> float:
-        return self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
 
     async def _perform(self, command: codec.Command, channel: SocketStream) -> None:
         if isinstance(command, codec.BeatRequest):

@@ -8,12 +8,10 @@ by FIN: then they are acked. One that is killed with something unread resets it:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
 import struct
-import termios
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +30,7 @@ from mqfs.fq.queues import Queue
 from mqfs.model import Record, User, Wait
 from mqfs.net import identity
 from mqfs.net.identity import NotAnswered
+from mqfs.net.sockets import unsent
 from mqfs.records import headers
 from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import FairQueue, TimeSlice
@@ -422,7 +421,7 @@ class Delivery:
         if not self._window or self._confirming:
             return
         try:
-            kept = int.from_bytes(fcntl.ioctl(self._channel.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+            kept = unsent(self._channel)
         except OSError:
             return
         done, now = self._written - kept, trio.current_time()

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -180,7 +181,7 @@ class Exchanges:
 
     def changing(self, queue: bytes) -> trio.Lock:
         """To be held by a change of that queue, its bindings or its checkpoints, which awaits more than once."""
-        return _lock(self._changing, queue)
+        return self._changing.setdefault(queue, trio.Lock())
 
     # ------------------------------------------------------------ exchanges
 
@@ -277,11 +278,8 @@ class Exchanges:
         """Write lines to the group's `ctl` for a user whose rights were asked: of fq's clients r and w on the group is
         asked, not w on that file. Raises MqfsError."""
         maker = _maker(user, group)
-        handle = self.tree.open(maker, self.tree.walk(maker, group, "ctl"), os.O_WRONLY, made=True)
-        try:
+        with closing(self.tree.open(maker, self.tree.walk(maker, group, "ctl"), os.O_WRONLY, made=True)) as handle:
             await await_step(handle.write(command_lines(*lines)))
-        finally:
-            handle.close()
 
     def _take_up(self, group: Group) -> Exchange:
         """The exchange of a group, which may be served from now on only: permanent queues of an earlier run are still
@@ -405,7 +403,7 @@ class Exchanges:
         """The number of the route; the same for the same program. Raises MqfsError."""
         text = translate(program)
         async with self.changing(queue.name):
-            async with _lock(self._making, exchange_name):
+            async with self._making.setdefault(exchange_name, trio.Lock()):
                 exchange = self.find(exchange_name) or await self._make(user, exchange_name)
             self.require(user, exchange, queue)
             if (binding := exchange.of(queue).get(text)) is not None:
@@ -468,11 +466,6 @@ def _permanent(group: Group, view: str) -> Any:
     """The consumer of a permanent queue of that view; None: there is none."""
     consumer = group.consumers.get(escape(text_of(view.removeprefix(VIEW))))
     return consumer if consumer is not None and not consumer.state.transient and consumer.state.over == view else None
-
-
-def _lock(locks: WeakValueDictionary[bytes, trio.Lock], name: bytes) -> trio.Lock:
-    lock = locks.get(name)
-    return lock if lock is not None else locks.setdefault(name, trio.Lock())
 
 
 def _maker(user: User, group: Group) -> User:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
@@ -15,17 +14,16 @@ from typing import Any, NamedTuple
 import trio
 
 from mqfs import limits
-from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, MqfsError, NotFound, OverLimit, OverQuota, StreamFull, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
+from mqfs.http.publishing import frame
 from mqfs.model import Step, User, Wait
 from mqfs.records import headers
 from mqfs.syntax.names import escape
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
-_FRAME = struct.Struct("<IHH")  # of `.batch`
 _OF_SOME = Denied, NotFound, OverLimit, OverQuota, StreamFull, TooLong  # refusals that may be of some messages only
 ID_HEAD = b"\x05fq-id\x20\x00"
 
@@ -110,7 +108,8 @@ class Publisher:
             if len(frames) >= _most(exchange, wanted.queues):
                 await self._append(exchange, frames)
                 frames = []
-            frames.append(_Frame(name, wanted.queues, _encode(name, head, message)))
+            head += ID_HEAD + message.id.hex().encode()
+            frames.append(_Frame(name, wanted.queues, frame(name, message.payload, head)))
         if unwanted:
             self._count("no_route", unwanted, exchange)
         await self._append(exchange, frames)
@@ -175,9 +174,8 @@ class Publisher:
     def _handle(self, exchange: Exchange) -> Any:
         handle = self._handles.get(exchange)
         if handle is None:
-            tree: Tree = self._tree
-            node = tree.walk(self._user, exchange.group, ".batch")
-            handle = self._handles[exchange] = tree.open(self._user, node, os.O_WRONLY)
+            node = self._tree.walk(self._user, exchange.group, ".batch")
+            handle = self._handles[exchange] = self._tree.open(self._user, node, os.O_WRONLY)
         return handle
 
     def close(self) -> None:
@@ -202,11 +200,3 @@ def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
     if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
         return 0
     return min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
-
-
-def _encode(name: str, origin: bytes, message: Message) -> bytes:
-    """One message as mqfs(4) has it for `.batch`."""
-    raw, body = name.encode(), message.payload
-    head = origin + ID_HEAD + message.id.hex().encode()
-    size = _FRAME.size + len(raw) + len(head) + len(body)
-    return b"".join((_FRAME.pack(size, len(raw), len(head)), raw, head, body))

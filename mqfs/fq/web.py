@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -47,9 +48,9 @@ class Web:
 
     def table(self) -> Table:
         points = [
-            self._point("add_checkpoint", self._add, "Checkpoint added", "chkptid"),
-            self._point("remove_checkpoint", self._remove, "Checkpoint removed"),
-            self._point("reset_to_checkpoint", self._reset, "'{qname}' reset to checkpoint '{cpname}'"),
+            self._point("add_checkpoint", self._points.add, "Checkpoint added", "chkptid"),
+            self._point("remove_checkpoint", self._points.remove, "Checkpoint removed"),
+            self._point("reset_to_checkpoint", self._points.go_back, "'{qname}' reset to checkpoint '{cpname}'"),
         ]
         submits = [
             Route(method, KIND, "/submit", self._submit, "Publish.", "submit", body=MESSAGE, sends=_SENDS)
@@ -81,10 +82,8 @@ class Web:
         publisher = Publisher(self._exchanges, call.user, counts, self._node, call.front.await_step)
         head = origin(sender, self._node + address(call.account))
         message = Message(exchange, route, secrets.token_bytes(ID_BYTES), call.body)
-        try:
+        with closing(publisher):
             await publisher.publish([message], lambda _: head)
-        finally:
-            publisher.close()
         names = ("routed", "dropped", "no_route", "no_exchange")
         return as_json({name: getattr(counts, name) for name in names})
 
@@ -98,12 +97,13 @@ class Web:
     async def _stats(self, call: Call) -> Answer:
         return as_json(await stats(self._exchanges, call.user, call.front.pause))
 
-    def _point(self, verb: str, do: Callable[[Call], Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
-        """The routes of a command, which is a GET for fq's clients."""
+    def _point(self, verb: str, do: Callable[..., Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
+        """The routes of a command, which is a GET for fq's clients. `do`: of Checkpoints, with the values of `options`
+        after the names."""
 
         async def perform(call: Call) -> Answer:
             try:
-                await do(call)
+                await do(call.user, *_names(call), *(call.option(option) or "" for option in options))
             except (Refused, MqfsError) as error:
                 return as_json({"status": "error", "message": str(error)})
             values = {name: call.option(name) for name in _POINT}
@@ -115,15 +115,6 @@ class Web:
             for method in ("GET", "POST")
         )
         return get, post
-
-    async def _add(self, call: Call) -> None:
-        await self._points.add(call.user, *_names(call), call.option("chkptid") or "")
-
-    async def _remove(self, call: Call) -> None:
-        await self._points.remove(call.user, *_names(call))
-
-    async def _reset(self, call: Call) -> None:
-        await self._points.go_back(call.user, *_names(call))
 
 
 def _names(call: Call) -> tuple[bytes, bytes]:
@@ -343,8 +334,5 @@ class Checkpoints:
     async def _seek(self, user: User, exchange: Exchange, consumer: str, at: int) -> None:
         tree = self._exchanges.tree
         folder: Any = tree.walk(user, exchange.group, ".consumers")
-        handle = tree.open(user, tree.walk(user, folder, consumer), os.O_WRONLY)
-        try:
+        with closing(tree.open(user, tree.walk(user, folder, consumer), os.O_WRONLY)) as handle:
             await await_step(handle.write(f"seek {at}\n".encode()))
-        finally:
-            handle.close()
