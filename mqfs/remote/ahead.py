@@ -276,8 +276,7 @@ class ReadAhead:
             lambda reply: READABLE if self.inbox else 0,
             is_short=True,
         )
-        file.session.begin(call)
-        return call
+        return file.session.begin(call)
 
     def on_ready(self) -> None:
         """The file is open again, or could not be."""

@@ -68,7 +68,6 @@ class OpenFile:
     """An open file, with the calls of the engine's handles. It outlives its fid."""
 
     opening: Step[object] = None
-    whole_below = 0
     reader_pid = 0
 
     def __init__(self, tree: RemoteTree, node: RemoteNode, user: User, access: int) -> None:
@@ -192,11 +191,9 @@ class OpenFile:
                 return rest
             call = OneRequest(self.session, self._ask_next, partial(self._took_next, count, offset))
         else:
-            call = OneRequest(
-                self.session, partial(self._ask, count, offset), partial(self._took, count, offset, self.reader_pid)
-            )
-        self.session.begin(call)
-        return call
+            took = partial(self._took, count, offset, self.reader_pid)
+            call = OneRequest(self.session, partial(self._ask, count, offset), took)
+        return self.session.begin(call)
 
     def rest(self, count: int, offset: int) -> bytes | None:
         """The rest of the last message; None: the next is due."""
@@ -268,8 +265,7 @@ class OpenFile:
             return open_state(self.fid) if self.failed is None else self.after_failure()
 
         call: OneRequest[bytes] = OneRequest(self.session, make, finish, is_short=True)
-        self.session.begin(call)
-        return call
+        return self.session.begin(call)
 
     def _took_next(self, count: int, offset: int, reply: Any) -> Step[bytes]:
         if len(reply.data) == POSITION.size and count:
@@ -305,8 +301,7 @@ class OpenFile:
             return self.read(count, offset)
 
         call: OneRequest[bytes] = OneRequest(self.session, make, finish)
-        self.session.begin(call)
-        return call
+        return self.session.begin(call)
 
     def push_back(self, data: bytes) -> None:
         if self.positioned and not self.returned and not self.texts:
@@ -359,8 +354,7 @@ class OpenFile:
             self._notify = notify
             self._watch_state()  # before it is asked what is there now
         call: OneRequest[int] = OneRequest(self.session, self._ask_state, self._took_state, is_short=True)
-        self.session.begin(call)
-        return call
+        return self.session.begin(call)
 
     def _ask_state(self, call: OneRequest[int]) -> Fcall:
         return open_state(self.require_fid())
@@ -382,14 +376,6 @@ class OpenFile:
         if reply is not None and (notify := self._notify) is not None:
             self._notify = None
             notify()
-
-    @property
-    def readable(self) -> bool:
-        return True
-
-    @property
-    def writable(self) -> bool:
-        return True
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self._notify = then
@@ -431,8 +417,7 @@ class OpenFile:
 
         written = partial(self._written, size, rest)
         call: OneRequest[int] = OneRequest(self.session, make, written, held=len(data), is_once=True)
-        self.session.begin(call)
-        return call
+        return self.session.begin(call)
 
     def _written(self, size: int, rest: bytes, reply: Fcall) -> int:
         """Not before that: a write that is refused or cancelled leaves the unfinished line as it was."""
@@ -465,8 +450,7 @@ class OpenFile:
         written = partial(self._written, size, rest)
         held = len(data) if size else 0  # of a last line: its close(2) cannot be refused
         call: OneRequest[int] = OneRequest(self.session, make, written, recover=recover, held=held, is_once=True)
-        self.session.begin(call)
-        return call
+        return self.session.begin(call)
 
     @property
     def _quoted_name(self) -> bytes:
@@ -536,9 +520,9 @@ class OpenFile:
                 self.partial = before if isinstance(error, Interrupted) else b""
 
         once = bool(verbs & ONCE_VERBS)
-        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover, undo=undo, is_once=once)
-        self.session.begin(call)
-        return call
+        call: CommandRequest[int] = CommandRequest(self.session, make, finish, recover=recover, is_once=once)
+        call.undo = undo
+        return self.session.begin(call)
 
     def _on_commands(self, lines: list[str], size: int) -> Step[int]:
         """Commands were accepted: remember those that hold until the next of their kind."""
@@ -558,11 +542,9 @@ class OpenFile:
         if not self.positioned:
             self.setup.pop("seek", None)  # a consumer's position is at the server
             return size
-        call: OneRequest[int] = OneRequest(
-            self.session, self._ask_state, partial(self._took_position, size), is_short=True
-        )
-        self.session.begin(call)
-        return call
+        took = partial(self._took_position, size)
+        call: OneRequest[int] = OneRequest(self.session, self._ask_state, took, is_short=True)
+        return self.session.begin(call)
 
     def _took_position(self, size: int, reply: Any) -> int:
         self.position = STATE.unpack(reply.data)[0]

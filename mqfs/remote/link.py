@@ -23,7 +23,6 @@ from mqfs.ninep.codec.messages import Fcall
 
 log = logging.getLogger("mqfs.mount")
 RECEIVE_BYTES = 256 << 10
-OUTGOING_BYTES = 8 << 20  # not taken by the socket yet: more is refused, the callers wait or get an error
 Answer: TypeAlias = Callable[[Fcall | None], object]  # gets the reply; None: flushed, or the connection is lost
 
 
@@ -40,7 +39,6 @@ class Link:
         self._answers: dict[int, Answer] = {}
         self._flushes: dict[int, int] = {}  # the tag of each unanswered Tflush: the one it flushes
         self._outgoing: deque[memoryview] = deque()
-        self._outgoing_bytes = 0
         self._writing = trio.Event()
         self.roots: dict[int, int] = {}  # the fid of each attached user
         self.clunking: set[int] = set()  # fids of which the Tclunk is not answered
@@ -87,11 +85,6 @@ class Link:
     def unanswered(self) -> int:
         return len(self._answers)
 
-    @property
-    def congested(self) -> bool:
-        """Whether the server does not take what it is sent."""
-        return self._outgoing_bytes > OUTGOING_BYTES
-
     def _push(self) -> None:
         """Send now what the socket takes; `run` sends the rest."""
         data = self.machine.take()
@@ -111,7 +104,6 @@ class Link:
                 return
             data = data[sent:]
         self._outgoing.append(memoryview(data))
-        self._outgoing_bytes += len(data)
         self._writing.set()
 
     # ------------------------------------------------------------ replies
@@ -172,7 +164,6 @@ class Link:
         try:
             while self._outgoing:
                 sent = self._socket.send(self._outgoing[0])
-                self._outgoing_bytes -= sent
                 if sent < len(self._outgoing[0]):
                     self._outgoing[0] = self._outgoing[0][sent:]
                 else:

@@ -38,6 +38,7 @@ from mqfs.remote.link import Link
 
 log = logging.getLogger("mqfs.mount")
 T = TypeVar("T")
+C = TypeVar("C", bound="Call[Any] | OneRequest[Any]")
 Procedure: TypeAlias = Generator[
     list[Fcall] | float, list[Fcall], T
 ]  # yields requests, and is sent their replies, which may be errors; or yields seconds to wait
@@ -70,7 +71,6 @@ class Call(Wait[T]):
         "_procedure",
         "_replies",
         "_session",
-        "_tags",
         "cancelled",
         "link",
         "repeated",
@@ -83,7 +83,6 @@ class Call(Wait[T]):
         self._attempt, self.repeated, self.cancelled = 0, False, False
         session.working += 1
         self.link: Link | None = None
-        self._tags: list[int] = []
 
     def start(self, link: Link) -> None:
         """Begin, or begin again, on a connection."""
@@ -103,13 +102,13 @@ class Call(Wait[T]):
             return
         assert self.link is not None
         if isinstance(requests, float):
-            self._replies, self._tags = [], []
+            self._replies = []
             self._session.later(requests, partial(self._continue, self._attempt))
             return
         self._left, self._replies = len(requests), list[Any]([None]) * len(requests)
         answer = partial(self._answered, self._attempt)
         try:
-            self._tags = self.link.send([(request, partial(answer, number)) for number, request in enumerate(requests)])
+            self.link.send([(request, partial(answer, number)) for number, request in enumerate(requests)])
         except OverLimit as error:
             self._step(partial(self._procedure.throw, error))
 
@@ -268,31 +267,18 @@ class OneRequest(Wait[T]):
 class CommandRequest(OneRequest[T]):
     """One of commands: a server that was left without an answer is waited for as a disk is."""
 
-    __slots__ = ("_undo",)
+    __slots__ = ("undo",)
     is_prompt = True
-
-    def __init__(
-        self,
-        session: Session,
-        make: Callable[[OneRequest[T]], Fcall | T],
-        finish: Callable[[Fcall], Step[T]],
-        *,
-        recover: Callable[[MqfsError], Step[T]],
-        undo: Callable[[BaseException], None],
-        is_once: bool,
-    ) -> None:
-        """As OneRequest. `undo`: called with the error where it fails, and with Interrupted where it is cancelled."""
-        super().__init__(session, make, finish, recover=recover, is_once=is_once)
-        self._undo = undo
+    undo: Callable[[BaseException], None]  # called with the error where it fails, with Interrupted if it is cancelled
 
     def fail(self, error: BaseException) -> None:
-        self._undo(error)
+        self.undo(error)
         super().fail(error)
 
     def cancel(self, otherwise: BaseException | None = None) -> bool:
         if not super().cancel(otherwise):
             return False
-        self._undo(Interrupted())
+        self.undo(Interrupted())
         return True
 
 
@@ -324,9 +310,7 @@ class Session:
 
     def call(self, make: Callable[[Link, bool], Procedure[T]]) -> Call[T]:
         """Perform a procedure, and again where its connection is lost."""
-        call = Call(self, make)
-        self.begin(call)
-        return call
+        return self.begin(Call(self, make))
 
     def later(self, seconds: float, then: Callable[[], None]) -> None:
         """Call after a pause."""
@@ -335,19 +319,18 @@ class Session:
         else:
             self._nursery.start_soon(_after, seconds, then)
 
-    def begin(self, call: Any) -> None:
-        """Start a call now, or with the next connection. Raises DiskFailed where there is none for too long."""
+    def begin(self, call: C) -> C:
+        """Start a call now, or with the next connection: it fails where there is none for too long."""
         if self.link is not None and not self.link.lost:
             call.start(self.link)
-        elif self.closing:
-            call.fail(Closed("the mount ends"))
-        elif self._impatient:
+        elif self._impatient and not self.closing:
             call.fail(self._gone())
         else:
-            self.pending[call] = None
+            self.wait_for_link(call)
+        return call
 
     def wait_for_link(self, call: Any) -> None:
-        """A call lost its connection."""
+        """Have a call wait for the next connection."""
         if self.closing:
             call.fail(Closed("the mount ends"))
         else:
@@ -506,19 +489,20 @@ class Session:
 
     def _end_patience(self) -> None:
         self._impatient = True
+        log.error("no connection for %g s: %d calls failed", self.patience_s, len(self.pending))
+        self._fail_pending(self._gone)
+
+    def _fail_pending(self, why: Callable[[], MqfsError]) -> None:
         pending, self.pending = self.pending, {}
-        log.error("no connection for %g s: %d calls failed", self.patience_s, len(pending))
         for call in pending:
-            call.fail(self._gone())
+            call.fail(why())
 
     def close(self) -> None:
         """Answer all that waits; the connection ends."""
         self.closing = True
         for file in list(self.files):
             file.on_closed()
-        pending, self.pending = self.pending, {}
-        for call in pending:
-            call.fail(Closed("the mount ends"))
+        self._fail_pending(partial(Closed, "the mount ends"))
         if self._attached is not None:
             self._attached.lose("the mount ends")
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import attrs
@@ -55,9 +55,6 @@ from mqfs.remote.link import Link
 from mqfs.remote.session import Procedure, Session, arrive, drop, near, walk
 from mqfs.serving.await_step import await_step
 from mqfs.state.file_locks import END, Held, Key, Locks
-
-if TYPE_CHECKING:
-    from mqfs.remote.files import OpenFile
 
 log = logging.getLogger("mqfs.mount")
 FLOCK_BYTE = 1 << 62  # of a file: POSIX locks end below it
@@ -417,15 +414,10 @@ class RemoteTree:
 
     def lookup(self, user: User, directory: RemoteNode, name: str) -> Step[tuple[RemoteNode, Stat]]:
         """A file of a directory, and its attributes. Raises NotFound, NotDirectory, Denied."""
-        return self.session.call(partial(self._lookup, user, directory, name))
-
-    def _lookup(
-        self, user: User, directory: RemoteNode, name: str, link: Link, repeated: bool
-    ) -> Procedure[tuple[RemoteNode, Stat]]:
-        return (yield from self.lookup_as(user, directory, name, link))
+        return self.session.call(partial(self.lookup_as, user, directory, name))
 
     def lookup_as(
-        self, user: User | None, directory: RemoteNode, name: str, link: Link
+        self, user: User | None, directory: RemoteNode, name: str, link: Link, repeated: bool = False
     ) -> Procedure[tuple[RemoteNode, Stat]]:
         """As `lookup`, in a procedure; None: as the mount itself."""
         if not directory.directory:
@@ -519,8 +511,10 @@ class RemoteTree:
     ) -> Procedure[tuple[RemoteNode, OpenFile]]:
         access = flags & os.O_ACCMODE
         exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
-        create = partial(_create, name, access | os.O_CREAT | exclusive, mode, user.gid)
-        fid, _ = yield from self._new_fid(link, user, group, create)
+        how = access | os.O_CREAT | exclusive
+        fid, _ = yield from self._new_fid(
+            link, user, group, lambda fid: [m.Tlcreate(0, fid, name, how, mode, user.gid)]
+        )
         replies = yield [m.Tgetattr(0, fid, GETATTR_BASIC), open_state(fid)]  # a create may wait for the disk
         try:
             found: Any = check(replies[0])
@@ -555,7 +549,7 @@ class RemoteTree:
         except Exists:
             if not repeated:
                 raise
-            node, _ = yield from self._lookup(user, group, name, link, repeated)  # made by the first attempt
+            node, _ = yield from self.lookup_as(user, group, name, link)  # made by the first attempt
             return node
         return self.node(group, name, made.qid)
 
@@ -597,7 +591,7 @@ class RemoteTree:
         except NotFound:
             if not repeated:
                 raise
-            yield from self._lookup(user, group, new, link, repeated)  # renamed by the first attempt
+            yield from self.lookup_as(user, group, new, link)  # renamed by the first attempt
         for node in list(self.nodes.values()):
             if node.parent is group and node.name == name:
                 node.name = new
@@ -625,16 +619,7 @@ class RemoteTree:
             (reply,) = yield [m.Tfsync(0, file.fid)]
             check(reply)
             return
-        requests = partial(_open_and_sync, os.O_RDONLY)
-        yield from self._at(link, user, node, requests)
-
-
-def _open_and_sync(flags: int, fid: int) -> list[Fcall]:
-    return [m.Tlopen(0, fid, flags), m.Tfsync(0, fid)]
-
-
-def _create(name: str, flags: int, mode: int, gid: int, fid: int) -> list[Fcall]:
-    return [m.Tlcreate(0, fid, name, flags, mode, gid)]
+        yield from self._at(link, user, node, lambda fid: [m.Tlopen(0, fid, os.O_RDONLY), m.Tfsync(0, fid)])
 
 
 def check_number(node: RemoteNode, qid: Qid | None) -> None:
