@@ -24,7 +24,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Protocol, TypeAlias
 
 from mqfs import errors, limits
-from mqfs.clock import ProcessWatcher
 from mqfs.engine.nodes import Node
 from mqfs.engine.tree.attributes import Listing, disk_space, is_snapshot
 from mqfs.engine.tree.tree import Tree
@@ -44,7 +43,6 @@ class Backend(Protocol):
 
     waits: UserLimits
     locks: Any  # with the calls of LocalLocks
-    processes: ProcessWatcher | None
 
     @property
     def root(self) -> Any: ...
@@ -116,14 +114,6 @@ class LocalTree:
         self.locks = LocalLocks(tree.locks)
         self.access, self.mkdir, self.create = tree.access, tree.mkdir, tree.create
         self.unlink, self.rmdir, self.rename, self.setattr = tree.unlink, tree.rmdir, tree.rename, tree.setattr
-
-    @property
-    def processes(self) -> ProcessWatcher | None:
-        return self.tree.processes
-
-    @processes.setter
-    def processes(self, watcher: ProcessWatcher | None) -> None:
-        self.tree.processes = watcher
 
     def receive(self) -> bool:
         return False

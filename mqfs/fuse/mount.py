@@ -299,7 +299,7 @@ class FuseMount:
             loop.device.trace(self.trace)
         pyfuse3.init(Links(), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
-        self.backend.processes = self.processes
+        self.tree.processes = self.processes
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -329,7 +329,7 @@ class FuseMount:
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
-        self.backend.processes = None
+        self.tree.processes = None
         self.processes.close()
         self.ended.set()
 
