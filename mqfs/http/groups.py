@@ -8,6 +8,7 @@ import re
 from base64 import urlsafe_b64encode
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -167,11 +168,8 @@ async def unlink(call: Call) -> Answer:
 
 
 async def text_of(call: Call, node: Any) -> bytes:
-    handle = call.tree.open(call.user, node, os.O_RDONLY)
-    try:
+    with closing(call.tree.open(call.user, node, os.O_RDONLY)) as handle:
         return await call.front.await_step(handle.read(WHOLE))
-    finally:
-        handle.close()
 
 
 async def ctl(call: Call) -> Answer:
@@ -187,12 +185,9 @@ async def command(call: Call) -> Answer:
 
 async def write(call: Call, node: Any, data: bytes) -> None:
     """One whole write to a file."""
-    handle = call.tree.open(call.user, node, os.O_WRONLY)
-    try:
+    with closing(call.tree.open(call.user, node, os.O_WRONLY)) as handle:
         handle.whole_below = WHOLE
         await call.front.await_step(handle.write(data))
-    finally:
-        handle.close()
 
 
 async def status(call: Call) -> Answer:
@@ -217,7 +212,7 @@ async def health(call: Call) -> Answer:
 async def ready(call: Call) -> Answer:
     """Whether the server can be sent work, else why not. A silent replica is no reason: no other server could take over
     without it. Nor is a full disk: acknowledgements make room."""
-    troubles, copies = call.front.troubles(), call.tree.store.replication
+    troubles, copies = call.front.server.troubles(), call.tree.store.replication
     silent_s = copies.silent_s() if copies is not None else 0.0
     warnings = [f"the replica has not answered for {silent_s:.0f} s"] if silent_s >= limits.REPLICA_SILENT_S else []
     if copies is not None and copies.has_no_checkpoint:
@@ -246,13 +241,10 @@ async def read(call: Call) -> Answer:
         raise
 
 
-def entity_tag(stream: Any, size: int) -> str:
-    return f'"{stream.kept.first_kept()}-{stream.kept.newest_kept()}-{size}"'
-
-
 def _answer(call: Call, handle: SnapshotHandle) -> Answer:
     given, size = call.request.headers, handle.size or 0
-    tag = entity_tag(handle.node.stream, size)
+    kept = handle.node.stream.kept
+    tag = f'"{kept.first_kept()}-{kept.newest_kept()}-{size}"'
     head: Headers = [("ETag", tag), ("Accept-Ranges", "bytes"), ("Cache-Control", "no-cache"), SANDBOX]
     if call.has_tag(tag):
         handle.close()

@@ -35,11 +35,11 @@ from mqfs.errors import (
 )
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, LongReply, NoReply, base64_body, media_type
-from mqfs.http.groups import is_there, make_stream, with_stream, write
+from mqfs.http.groups import is_there, make_stream, with_stream
 from mqfs.http.reading import message_of
 from mqfs.http.route import WHOLE, Call, TimedOut
 from mqfs.http.target import absent
-from mqfs.model import Step, Wait
+from mqfs.model import Wait
 from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration, parse_number
 
@@ -107,11 +107,8 @@ async def _publish_plain(call: Call, stream: Any, place: str) -> Answer:
     """The body without options: a message, or the lines of it."""
     group = stream.group
     if is_plain(group):
-        handle = call.tree.open(call.user, stream, os.O_WRONLY)
-        try:
+        with closing(call.tree.open(call.user, stream, os.O_WRONLY)) as handle:
             answer = await publish_to(handle, call, stream, place)
-        finally:
-            handle.close()
         if answer is not None:
             return answer
     frames = await gathered(call, framed(group, stream.name, call.body))
@@ -296,14 +293,9 @@ def framed(group: Any, name: str, body: bytes) -> Iterator[bytes]:
     return (frame(name, one) for one in (lines(body) if group.settings.data == "line" else [body]))
 
 
-def lines(body: bytes) -> Iterator[bytes]:
+def lines(body: bytes) -> Iterable[bytes]:
     """The messages that a write makes of a body under `data line`."""
-    at = 0
-    while end := body.find(b"\n", at) + 1:
-        yield body[at:end]
-        at = end
-    if at < len(body) or not body:
-        yield body[at:]
+    return BytesIO(body) if body else [b""]
 
 
 async def gathered(call: Call, frames: Iterable[bytes]) -> bytes:
@@ -337,31 +329,26 @@ async def ask(
     """The words that answer a write to `.put` or `.batch`; none: it was discarded. `most`: seconds that it waits for
     room, whatever the request says. `check` is called right before the write, and raises what refuses it. `had_turn`:
     it is not counted against the rate of its user, as it was before."""
-    handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
-    handle.had_turn = had_turn
-    try:
+    with closing(_opened(call, group, file)) as handle:
+        handle.had_turn = had_turn
         if file == ".batch" and len(data) > PORTION_BYTES:
             await _prepare(call, handle, data)
         if check is not None:
             check()
         return await _ask(call, handle, data, call.seconds("wait") if most is None else most)
-    finally:
-        handle.close()
+
+
+def _opened(call: Call, group: Any, file: str) -> Any:
+    return call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
 
 
 async def _ask(call: Call, handle: Any, data: bytes, seconds: float | None) -> list[bytes]:
-    step = handle.write(data)
-    if isinstance(step, Wait):
-        await _await_write(call, step, seconds)
-    text = handle.read(64)
-    return text.split() if isinstance(text, bytes) else []
-
-
-async def _await_write(call: Call, step: Step[int], seconds: float | None) -> None:
     try:
-        await call.front.await_step(step, seconds)
+        await call.front.await_step(handle.write(data), seconds)
     except TimedOut:
         raise Again("stream is full: no room within wait") from None
+    text = handle.read(64)
+    return text.split() if isinstance(text, bytes) else []
 
 
 # ---------------------------------------------------------------- options of a message
@@ -389,7 +376,8 @@ def keys(call: Call) -> dict[str, Any]:
         found["id"] = key
     if (expect := _expected(call)) is not None:
         found["expect"] = expect
-    if own := {**_from_headers(given), **_from_query(call)}:
+    of_query = {name[2:]: value for name, value in call.path.options if name.startswith("h-")}
+    if own := _from_headers(given) | of_query:
         found["headers"] = own
     return found
 
@@ -418,10 +406,6 @@ def _from_headers(given: dict[str, str]) -> dict[str, str]:
     return {**cloud_events.from_headers(given), **own, **{name: given[name] for name in tracing if name in given}}
 
 
-def _from_query(call: Call) -> dict[str, str]:
-    return {name[2:]: value for name, value in call.path.options if name.startswith("h-")}
-
-
 def _number(text: str, name: str) -> int | float:
     """A JSON number."""
     try:
@@ -438,11 +422,8 @@ def _number(text: str, name: str) -> int | float:
 
 async def batch(call: Call) -> Answer:
     """Many messages in one atomic batch."""
-    handle = call.tree.open(call.user, call.tree.walk(call.user, call.group, ".batch"), os.O_RDWR)
-    try:
+    with closing(_opened(call, call.group, ".batch")) as handle:
         words = await _ask(call, handle, await _prepared(call, handle), call.seconds("wait"))
-    finally:
-        handle.close()
     return published(call, int((words or [b"0"])[0]))
 
 
@@ -469,20 +450,15 @@ async def _prepare(call: Call, handle: Any, data: bytes) -> None:
 
 def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:
     """The frame of each line. `admit` is called with each stream that was not named before."""
-    number = at = 0
     seen: set[str] = set()
-    while at < len(body):
-        number += 1
+    for number, line in enumerate(BytesIO(body), 1):
         if number > limits.UNIT_MESSAGES:
             raise OverLimit(f"line {number}: too many lines (expected at most {limits.UNIT_MESSAGES})")
-        end = body.find(b"\n", at)
-        line = body[at : end if end >= 0 else len(body)]
-        at += len(line) + 1
-        if not line or line.isspace():
+        if line.isspace():
             yield b""
             continue
         try:
-            stream, piece = _from_line(line)
+            stream, piece = _from_line(line.removesuffix(b"\n"))
         except (ValueError, RecursionError, UnicodeError) as error:
             raise BadRequest(f"line {number}: {error}") from None
         except (BadRequest, TooLong) as error:
@@ -562,17 +538,9 @@ async def make_part(call: Call) -> Answer:
 
 async def stage(call: Call) -> Answer:
     """One message into a part; below its `.batch`, many."""
-    handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
-    try:
+    handle: Any
+    with closing(call.tree.open(call.user, call.target.node, os.O_WRONLY)) as handle:
         data = await _prepared(call, handle) if call.target.name == ".batch" else call.body
         handle.is_whole = True
         await call.front.await_step(handle.write(data))
-    finally:
-        handle.close()
     return Answer(202)
-
-
-async def transact(call: Call) -> Answer:
-    """A command of `.txn/ctl`."""
-    await write(call, call.target.node, call.body)
-    return Answer(204)

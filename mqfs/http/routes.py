@@ -91,7 +91,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "staged", "/shop/.txn/PART/orders", publishing.stage, "Write a message, or a batch, into a part.",
           body=STAGED, statuses=(202,), example=_BODY),
     Route("GET", "txn ctl", "/shop/.txn/ctl", groups.ctl, "Parts and producers.", sends=_TEXT),
-    Route("POST", "txn ctl", "/shop/.txn/ctl", publishing.transact, "Commit or abort parts.", body=LINES,
+    Route("POST", "txn ctl", "/shop/.txn/ctl", groups.command, "Commit or abort parts.", body=LINES,
           statuses=(204,), example="commit app.1 PART"),
     Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group.", sends=_TEXT),
     Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", body=COMMANDS,
