@@ -12,12 +12,10 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
 from mqfs import __version__, limits
-from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, NotFound
 from mqfs.http import groups
 from mqfs.http.answers import CONTENT_TYPE, FORMATS, JSON, NO_STORE, Answer, Headers
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Call, Route
-from mqfs.model import User
 
 # ---------------------------------------------------------------- the options of the table of routes
 
@@ -166,6 +164,8 @@ _CONDITIONS = {  # headers that lead to a status
     304: ("If-None-Match", Option(TEXT, "Only if it is not of that entity tag.", '"1-9-120"')),
     206: ("Range", Option(TEXT, "The bytes to send.", "bytes=0-")),
 }
+_BEARER = {"type": "http", "scheme": "bearer", "description": "A token of `mqfs token new`."}
+_BASIC = {"type": "http", "scheme": "basic", "description": "The token as the password."}
 _WORD = {"type": ["string", "null"]}
 _SCHEMAS: dict[str, Json] = {
     "Problem": {
@@ -203,7 +203,7 @@ _SCHEMAS: dict[str, Json] = {
         "properties": {name: {"type": "array", "items": TEXT} for name in ("reasons", "warnings")} | {"status": TEXT},
     },
 }
-_MADE: dict[tuple[Route, ...], tuple[bytes, str]] = {}
+_MADE: dict[tuple[Route, ...], tuple[bytes, str]] = {}  # the text and its entity tag
 _PIECES = 256  # of the encoder, between two looks at the clock
 _OF_KIND = {"group": "Listing", "health": "Health", "ready": "Health"}
 _OF_KIND |= dict.fromkeys(("stream", "new stream", ".batch"), "Published")
@@ -213,18 +213,13 @@ async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
     """The document of a table."""
     rows = table()
     if rows not in _MADE:
-        _MADE[rows] = await _make(rows, call)
+        made = await encoded(document(rows), call)
+        _MADE[rows] = made, f'"{sha256(made).hexdigest()[:24]}"'
     data, tag = _MADE[rows]
     head: Headers = [("ETag", tag), ("Cache-Control", "no-cache")]
     if call.has_tag(tag):
         return Answer(304, headers=head)
     return Answer(200, data, JSON, head)
-
-
-async def _make(rows: tuple[Route, ...], call: Call) -> tuple[bytes, str]:
-    """The text and its entity tag."""
-    data = await encoded(document(rows), call)
-    return data, f'"{sha256(data).hexdigest()[:24]}"'
 
 
 async def encoded(value: Json, call: Call) -> bytes:
@@ -251,7 +246,11 @@ def document(table: Iterable[Route]) -> Json:
         "security": [{}, {"bearer": []}, {"basic": []}],
         "tags": [{"name": name, "description": about} for name, about in reversed(dict(TAGS.values()).items())],
         "paths": paths,
-        "components": {"securitySchemes": _schemes(), "responses": {"Refused": _refused()}, "schemas": _SCHEMAS},
+        "components": {
+            "securitySchemes": {"bearer": _BEARER, "basic": _BASIC},
+            "responses": {"Refused": _refused()},
+            "schemas": _SCHEMAS,
+        },
     }
 
 
@@ -355,13 +354,6 @@ def _refused() -> Json:
     }
 
 
-def _schemes() -> Json:
-    return {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "A token of `mqfs token new`."},
-        "basic": {"type": "http", "scheme": "basic", "description": "The token as the password."},
-    }
-
-
 # ---------------------------------------------------------------- AsyncAPI: the streams of the tree
 
 # A stream is a channel: a POST to its path sends to it, a GET receives what is in it. The document is made for each
@@ -374,7 +366,6 @@ _MESSAGE = {
     "headers": {**_TEXTS, "description": "Headers of the message; in a request Mqfs-H-NAME."},
     "payload": {"type": "string", "format": "binary", "description": f"At most {limits.MESSAGE_BYTES:,} bytes."},
 }
-_TOKEN = {"type": "http", "scheme": "bearer", "description": "A token of `mqfs token new`."}
 
 
 async def serve_streams(call: Call) -> Answer:
@@ -407,7 +398,7 @@ def streams_document(call: Call, channels: Json, operations: Json, *, whole: boo
         "servers": {"mqfs": {**server, "security": [{"$ref": "#/components/securitySchemes/token"}]}},
         "channels": channels,
         "operations": operations,
-        "components": {"messages": {"message": _MESSAGE}, "securitySchemes": {"token": _TOKEN}},
+        "components": {"messages": {"message": _MESSAGE}, "securitySchemes": {"token": _BEARER}},
     }
 
 
@@ -441,7 +432,7 @@ async def _stream_paths(call: Call) -> tuple[list[str], bool]:
         found.append(path)
     while todo:
         above, group = todo.pop()
-        for node in await _entries(call.tree, call.user, group, call):
+        for node in await _entries(group, call):
             kind, path = groups.TYPES.get(type(node)), f"{above}{node.name}"
             if kind == "group":
                 todo.append((f"{path}/", node))
@@ -453,9 +444,9 @@ async def _stream_paths(call: Call) -> tuple[list[str], bool]:
     return sorted(found), True
 
 
-async def _entries(tree: Tree, user: User, group: Any, call: Call) -> list[Any]:
+async def _entries(group: Any, call: Call) -> list[Any]:
     """The files in a group; none where the user may not look."""
     try:
-        return list(await call.front.await_step(group.portions.run(tree.entries(user, group))))
+        return list(await call.front.await_step(group.portions.run(call.tree.entries(call.user, group))))
     except (Denied, NotFound):
         return []
