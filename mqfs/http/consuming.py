@@ -333,13 +333,12 @@ async def claim(call: Call) -> Answer:
         return Answer(204, headers=list(NO_STORE))
     claims.give_place(mine)
     claims.lease(mine, mine.deliveries, lease)
-    return Answer(200, b"".join(lines), LINES, [*NO_STORE, SANDBOX], partial(_unless_sent, call, mine))
 
+    def done(sent: bool) -> None:
+        if not sent:
+            claims.release(mine)
 
-def _unless_sent(call: Call, mine: OpenClaim, sent: bool) -> None:
-    """Give back what did not reach the client."""
-    if not sent:
-        call.front.claims.release(mine)
+    return Answer(200, b"".join(lines), LINES, [*NO_STORE, SANDBOX], done)
 
 
 def _open(call: Call, node: Any, form: str) -> ConsumerHandle:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator
+from contextlib import closing
 from time import perf_counter
 from typing import Any, cast
 
@@ -41,12 +42,12 @@ class Wish:
 
     form: Format
     since: str
-    until: int | None  # the last sequence
-    count: int | None
-    size: int | None
-    wait: float | None
-    follow: bool
-    strict: bool
+    until: int | None = None  # the last sequence
+    count: int | None = None
+    size: int | None = None
+    wait: float | None = None
+    follow: bool = False
+    strict: bool = False
 
     @property
     def counted(self) -> bool:
@@ -306,14 +307,14 @@ async def _page(call: Call, source: AnswerMessages, words: Wish) -> Answer:
             return Answer(204, headers=head)
         return Answer(200, start + body + (words.form.end if source.over else b""), words.form.kind, head)
     head += _places(source, stop)
-    return Answer(200, _rest(call, source, words, start + body), words.form.kind, head, lambda _: cursor.close())
+    return Answer(200, _rest(source, words, start + body), words.form.kind, head, lambda _: cursor.close())
 
 
 def _places(source: AnswerMessages, following: int) -> Headers:
     return [("Mqfs-First", str(source.first or source.cursor.position)), ("Mqfs-Next", str(following))]
 
 
-async def _rest(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+async def _rest(source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     """The body of an answer with an end, in pieces."""
     yield data
     del data
@@ -364,8 +365,7 @@ async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes)
 def one(call: Call) -> Answer:
     """The message of `seq`."""
     sequence = call.number("seq", 1 << 62) or 0
-    cursor = open_cursor(call, [call.target.name], str(sequence), "json")
-    try:
+    with closing(open_cursor(call, [call.target.name], str(sequence), "json")) as cursor:
         cursor.write(b"until %d\n" % sequence)
         line = cursor.read(WHOLE)
         if not isinstance(line, bytes):
@@ -376,8 +376,6 @@ def one(call: Call) -> Answer:
             if sequence < floor:
                 raise FellBehind(f"message {sequence} of {call.target.name!r}: trimmed")
             raise NotFound(f"no message {sequence} in stream {call.target.name!r}")
-    finally:
-        cursor.close()
     return message_of(line)
 
 
@@ -386,16 +384,12 @@ def message_of(line: bytes) -> Answer:
     message = json.loads(line)
     body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
     own = message.get("headers", {})
-    head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(message["sequence"])), ("Mqfs-Time", line_time(line))]
+    time = line.split(b'"time":', 1)[1].split(b",", 1)[0].decode()  # with all its digits
+    head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(message["sequence"])), ("Mqfs-Time", time)]
     head += [(f"Mqfs-H-{name}", text) for name, text in own.items() if carries(name, text)]
     kind = own.get(cloud_events.CONTENT_TYPE, "")
     is_event = cloud_events.MARK in own and carries("content-type", kind)
     return Answer(200, body, kind if is_event and kind else answers.RAW.kind, head + cloud_events.to_headers(own))
-
-
-def line_time(line: bytes) -> str:
-    """The time of a line of `format json`, with all its digits."""
-    return line.split(b'"time":', 1)[1].split(b",", 1)[0].decode()
 
 
 def carries(name: str, text: str) -> bool:

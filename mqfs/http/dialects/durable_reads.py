@@ -99,7 +99,7 @@ class Stitched:
     async def _open(self) -> reading.AnswerMessages:
         stream, end = self._parts[0]
         since = str(self.next) if self.next else "first"
-        words = reading.Wish(RAW, since, None, None, None, None, follow=end is None, strict=True)
+        words = reading.Wish(RAW, since, follow=end is None, strict=True)
         self._source = source = reading.open_source(self._call, [stream.name], words)
         if end is not None:
             source.cursor.write(b"until %d\n" % (end - 1))

@@ -498,7 +498,7 @@ class Catalog:
 
 async def _messages(call: Call, name: str, since: str, until: int | None = None) -> AsyncIterator[Record]:
     """The messages of a stream up to now, or to that sequence, whoever may read them; without those that are lost."""
-    words = reading.Wish(_LOSSY, since, until, None, None, None, follow=False, strict=False)
+    words = reading.Wish(_LOSSY, since, until)
     try:
         source = reading.open_source(attrs.evolve(call, user=SERVER), [name], words)
     except (NotFound, BadCommand):

@@ -214,10 +214,7 @@ async def _append(call: Call, turn: Turn) -> Answer:
         await _write(call, catalog, stream, after, messages, turn)
     head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(after.tail))]
     head += [("Stream-Closed", "true")] if closes else []
-    if producer is None:
-        return Answer(204, headers=head)
-    head += [("Producer-Epoch", str(producer.epoch)), ("Producer-Seq", str(producer.seq))]
-    return Answer(200 if messages.number else 204, headers=head)
+    return Answer(200 if producer is not None and messages.number else 204, headers=[*head, *_echoed(producer)])
 
 
 def _refused(call: Call, config: Config, state: StreamState, producer: Producer | None) -> Answer | None:
@@ -405,7 +402,9 @@ async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages
         raise
     catalog.put(stream, config)
     url = f"{call.site}{call.path.text}"
-    return Answer(201, kind=config.kind, headers=[*_places(config, state), ("Location", url), _type(config)])
+    return Answer(
+        201, kind=config.kind, headers=[*_places(config, state), ("Location", url), ("Content-Type", config.kind)]
+    )
 
 
 def _require_now(catalog: Catalog, config: Config, state: StreamState, messages: Messages, turn: Turn) -> None:
@@ -427,10 +426,6 @@ async def _make_catalog(call: Call, group: Any) -> None:
         owner = User(group.state.uid, group.state.gid, where="durable")
         call = attrs.evolve(call, user=owner, target=Target("new stream", group, CATALOG))
         await groups.make_stream(call, most=0o666)
-
-
-def _type(config: Config) -> tuple[str, str]:
-    return "Content-Type", config.kind
 
 
 async def _compared(call: Call, catalog: Catalog, stream: Any, asked: Config, closes: bool) -> Answer:

@@ -467,7 +467,7 @@ async def subscribe(call: Call) -> Answer:
         beat=partial(other, "keepalive"),
         silence_s=lambda: limits.NTFY_BEAT_S,
     )
-    words = reading.Wish(form, _since(call, poll), None, None, None, None, follow=not poll, strict=False)
+    words = reading.Wish(form, _since(call, poll), follow=not poll)
     # opened before the look at what waits: a message that is due between the two comes by the cursor
     answer = await reading.answer(call, reading.open_source(call, topics, words, select), words)
     if not scheduled:
@@ -537,7 +537,7 @@ async def check_access(call: Call) -> Answer:
 
 
 async def health(call: Call) -> Answer:
-    return as_json({"healthy": not call.front.troubles()})
+    return as_json({"healthy": not call.front.server.troubles()})
 
 
 async def stats(call: Call) -> Answer:

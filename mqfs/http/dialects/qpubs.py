@@ -97,9 +97,7 @@ async def once(call: Call) -> Answer:
     if form.beat is not None or form is answers.RECORD:
         raise BadRequest("format: unknown (expected json, raw, line or nul)")
     wait = call.seconds("wait")
-    words = reading.Wish(
-        form, "end", None, 1, None, limits.HTTP_ONCE_S if wait is None else wait, follow=False, strict=False
-    )
+    words = reading.Wish(form, "end", count=1, wait=limits.HTTP_ONCE_S if wait is None else wait)
     return await reading.answer(call, _listened(call, words), words)
 
 
