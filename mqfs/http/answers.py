@@ -141,12 +141,12 @@ def choose(word: str | None, accept: str, data: str | None = None) -> Format:
     return SSE_RAW if form is SSE and data == "raw" else form
 
 
-def base64_body(text: str) -> bytes:
-    """The bytes of `body_base64`. Raises BadRequest."""
+def base64_body(text: Any, key: str = "body_base64") -> bytes:
+    """The bytes of the value of a `key` of JSON. Raises BadRequest."""
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise BadRequest("body_base64: not base64") from None
+    except (ValueError, TypeError):
+        raise BadRequest(f"{key}: not base64") from None
 
 
 # ---------------------------------------------------------------- errors: those of HTTP alone, and any as an answer

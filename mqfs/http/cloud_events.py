@@ -9,7 +9,6 @@ is parsed, so that no body of a client keeps others waiting.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from mqfs import limits
 from mqfs.errors import BadRequest, TooLong
-from mqfs.http.answers import media_type
+from mqfs.http.answers import base64_body, media_type
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
@@ -33,15 +32,6 @@ def is_json(text: bytes) -> bool:
     return True
 
 
-def elements(body: bytes) -> Iterator[str]:
-    """The elements of an array, or the one value that is none. Raises BadRequest, TooLong."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        raise BadRequest("body: not UTF-8 (expected JSON)") from None
-    yield from _elements(text)
-
-
 def _constant(word: str) -> NoReturn:
     raise ValueError(f"{word} (expected JSON)")
 
@@ -49,7 +39,12 @@ def _constant(word: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
-def _elements(text: str) -> Iterator[str]:
+def elements(body: bytes) -> Iterator[str]:
+    """The elements of an array, or the one value that is none. Raises BadRequest, TooLong."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("body: not UTF-8 (expected JSON)") from None
     at = _past_blanks(text, 0)
     if not text.startswith("[", at):
         end = _element_end(text, at)
@@ -186,7 +181,7 @@ def _from_object(text: str) -> Event:
     _check(attributes)
     head = {PREFIX + name: text for name, text in attributes.items()}
     if coded is not None:
-        body = _bytes(coded)
+        body = base64_body(coded, "data_base64")
     elif data is None:
         body = b""
     elif isinstance(data, str) and kind and not _is_json(kind):
@@ -215,13 +210,6 @@ def _encoded(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise BadRequest("half a character (expected Unicode text)") from None
-
-
-def _bytes(coded: Any) -> bytes:
-    try:
-        return base64.b64decode(coded, validate=True)
-    except (ValueError, TypeError):
-        raise BadRequest("data_base64: not base64") from None
 
 
 def _check(attributes: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from mqfs.http.answers import Answer, Cut, NoLength, TooSlow, Unauthorized
 from mqfs.http.cloud_events import is_structured
 from mqfs.http.gate import OPEN, is_encrypted
 from mqfs.http.publishing import is_plain, keys, place_of, publish, publish_to, put_there
-from mqfs.http.route import Call, Route, TimedOut, Traffic
+from mqfs.http.route import Call, Route, TimedOut
 from mqfs.http.routes import Table
 from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
@@ -400,13 +400,6 @@ class Connection:
     def end_stream(self) -> None:
         self.server.end_stream(self.peer)
 
-    @property
-    def traffic(self) -> Traffic:
-        return Traffic(self.server.requests, self.server.streams)
-
-    def troubles(self) -> list[str]:
-        return self.server.troubles()
-
     # ------------------------------------------------------------ the client's end
 
     def half_closed(self) -> None:
@@ -432,7 +425,6 @@ class Connection:
 
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
-_HEAD_END = b"\r\n\r\n"
 
 
 class RepeatedPublish:
@@ -491,7 +483,7 @@ def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
     quota = call.tree.quotas.of(call.user.uid) if call.tree.quotas is not None else None
     if quota is not None and (quota.handles or quota.messages or quota.bytes):
         return None  # the stream would count as open, or each needs another file, see `publish_to`
-    found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
+    found, end = _LENGTH.search(data), data.find(wire.HEAD_END) + len(wire.HEAD_END)
     if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
         return None
     if is_structured(request.headers) or call.option("reply") is not None:

@@ -283,10 +283,10 @@ class Scrape:
         for family, value in zip(FAMILIES, values(), strict=True):
             yield family, [("", value)]
         yield BUILD, [(labels(version=__version__), 1)]
-        traffic = self._front.traffic
-        requests = sorted(traffic.requests.items())
+        server = self._front.server
+        requests = sorted(server.requests.items())
         yield REQUESTS, [(labels(method=method, code=str(code)), number) for (method, code), number in requests]
-        yield STREAMS, [("", traffic.streams)]
+        yield STREAMS, [("", server.streams)]
         yield PARKED, [("", self._tree.waits.used)]
         if (copies := self._tree.store.replication) is not None:
             lag = copies.lag_bytes, round(copies.lag_s, 3), int(copies.has_no_checkpoint)

@@ -4,7 +4,7 @@ and how a call may wait.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attrs
@@ -28,13 +28,6 @@ WHOLE = 1 << 30  # bytes of a read: all there is
 
 class TimedOut(Exception):
     """A bounded wait timed out. Nothing was done."""
-
-
-class Traffic(NamedTuple):
-    """Counters of the front end. `requests`: answered, by method and status; `streams`: endless answers, by now."""
-
-    requests: Mapping[tuple[str, int], int]
-    streams: int
 
 
 @attrs.define

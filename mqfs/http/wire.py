@@ -23,7 +23,7 @@ from mqfs.http.answers import BadVersion, TooManyHeaders, UnknownCoding
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 ONCE = ("host", "authorization", "origin", "range", "last-event-id", "idempotency-key")  # a second one is refused
-_HEAD_END = b"\r\n\r\n"
+HEAD_END = b"\r\n\r\n"
 _BOUND_BYTES = limits.HTTP_LINE_BYTES + limits.HTTP_HEADER_BYTES
 _NEVER_BODY = frozenset({204, 304})
 _CLOSE = "Connection: close\r\n"
@@ -115,8 +115,8 @@ class RequestParser:
         rest, self._moved = b"", False
         if len(data) > limits.HTTP_PARSED_BYTES:
             body = 0 if self._current.complete else self._current.announced - self._current.size
-            if (end := data.find(_HEAD_END, max(body, limits.HTTP_PARSED_BYTES))) >= 0:
-                end += len(_HEAD_END)
+            if (end := data.find(HEAD_END, max(body, limits.HTTP_PARSED_BYTES))) >= 0:
+                end += len(HEAD_END)
                 data, rest = data[:end], data[end:]
         try:
             self._parser.feed_data(data)
