@@ -59,14 +59,13 @@ class HttpServer(Acceptor):
         name: str = "http",
         **shared: Any,
     ) -> None:
-        super().__init__(name, "http/1.1", memory=tree.memory, **shared)
+        super().__init__(name, "http/1.1", UserLimits("connections", "HTTP_CONNECTIONS"), memory=tree.memory, **shared)
         self.tree, self.claims, self.gate = tree, Claims(tree), Gate()
         self.rules, self.proxies, self.troubles = rules or BrowserRules(), proxies or Proxies(), troubles
         self.requests: Counter[tuple[str, int]] = Counter()  # answered, by method and status
         self._trace, self._speak = trace, speak
         self._tables: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
-        self._places = UserLimits("connections", "HTTP_CONNECTIONS")
         self._connected: Counter[Hashable] = Counter()  # connections of each user
         self._streams: Counter[Hashable] = Counter()  # answers without an end of each user
         self._ends = select.epoll()

@@ -61,6 +61,7 @@ class Acceptor:
         self,
         name: str,
         protocol: str,
+        places: UserLimits,
         *,
         memory: UserLimits | None = None,
         fairness: Fairness | None = None,
@@ -68,9 +69,9 @@ class Acceptor:
         tokens: Tokens | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`name`: in logs and `.who`. `fairness`: of users that come by several front ends. `tcp_user`: as whom clients
-        over TCP act. `tls`: for addresses of TLS, with the `protocol` of ALPN; charged to `memory`, by user. Raises
-        BadAddress."""
+        """`name`: in logs and `.who`. `places`: of all connections, by user. `fairness`: of users that come by several
+        front ends. `tcp_user`: as whom clients over TCP act. `tls`: for addresses of TLS, with the `protocol` of ALPN;
+        charged to `memory`, by user. Raises BadAddress."""
         uid = identity.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"unknown user {tcp_user!r} of TCP clients (expected one of getent passwd)")
@@ -80,7 +81,7 @@ class Acceptor:
         self.stopping = False
         self.scope, self.ended = trio.CancelScope(), trio.Event()  # of `run`
         self.nursery: trio.Nursery
-        self._protocol, self._tls, self._memory = protocol, tls, memory
+        self._protocol, self._places, self._tls, self._memory = protocol, places, tls, memory
         self._numbers = itertools.count(1)
         self._is_full = False
         if tokens is not None:
@@ -129,10 +130,10 @@ class Acceptor:
 
     def take_place(self, peer: Peer) -> None:
         """Count a connection. Raises OverLimit."""
-        raise NotImplementedError
+        self._places.acquire(peer.account)
 
     def give_place(self, peer: Peer) -> None:
-        raise NotImplementedError
+        self._places.release(peer.account)
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
         """Send a client, in plain text, the reason of the refusal; then it is closed."""
@@ -271,12 +272,9 @@ async def _complete(tls: TlsCalls, descriptor: int, queue: FairQueue) -> None:
 class Listener:
     """One address and its listening socket."""
 
-    def __init__(self, address: Address, sock: socket.socket, end: Callable[[], None]) -> None:
-        self.address, self.socket, self._end = address, sock, end
-
-    def close(self) -> None:
-        """Stop, and remove the socket's file if it still is ours."""
-        self._end()
+    def __init__(self, address: Address, sock: socket.socket, close: Callable[[], None]) -> None:
+        """`close`: stops, and removes the socket's file if it still is ours."""
+        self.address, self.socket, self.close = address, sock, close
 
 
 def listen(

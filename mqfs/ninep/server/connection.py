@@ -42,10 +42,9 @@ class Server(Acceptor):
 
     def __init__(self, tree: Tree, *, trace: Callable[[str], None] | None = None, **shared: Any) -> None:
         """`trace`: gets a line for each message. `shared`: see `Acceptor`."""
-        super().__init__("9p", "9p", memory=tree.memory, **shared)
+        super().__init__("9p", "9p", UserLimits("connections", "CONNECTIONS"), memory=tree.memory, **shared)
         self.tree = tree
         self.connections: set[Connection] = set()
-        self._places = UserLimits("connections", "CONNECTIONS")
         self._strangers: OrderedDict[Connection, float] = OrderedDict()  # not attached yet: deadlines
         self._stranger_came = trio.Event()
         self.inside = 0  # batches being performed: connections they wake are flushed at their end
@@ -134,12 +133,6 @@ class Server(Acceptor):
                 where, names = connection.session.peer.where, ", ".join(sorted(grant.id for grant in mine if grant))
                 log.info("%s: connection ended: token %s revoked, changed or expired", where, names)
                 connection.lost()
-
-    def take_place(self, peer: Peer) -> None:
-        self._places.acquire(peer.account)
-
-    def give_place(self, peer: Peer) -> None:
-        self._places.release(peer.account)
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         """Serve a connection, which has to attach in time."""

@@ -137,19 +137,12 @@ class AttachSocket(Acceptor):
     """All attach sockets of a server. `run` it; `stop` ends it, and all attachments."""
 
     def __init__(self, rings: RingRegistry, listeners: list[Listener], fairness: Fairness | None = None) -> None:
-        super().__init__("ring", "", fairness=fairness)
+        super().__init__("ring", "", UserLimits("attachments to rings", "RING_DOORS"), fairness=fairness)
         self.rings, self.listeners = rings, listeners
-        self._places = UserLimits("attachments to rings", "RING_DOORS")
 
     async def stop(self) -> None:
         self.scope.cancel()
         await self.ended.wait()
-
-    def take_place(self, peer: Peer) -> None:
-        self._places.acquire(peer.account)
-
-    def give_place(self, peer: Peer) -> None:
-        self._places.release(peer.account)
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
         with contextlib.suppress(OSError):
