@@ -560,10 +560,7 @@ class Server:
         committer = store.committer if isinstance(store, DiskStore) else Inline()
         sooner = trio.Event()
 
-        def alarmed() -> None:
-            sooner.set()
-
-        tree.timers.on_sooner, tree.timers.piece_s = alarmed, self.fairness.piece_s
+        tree.timers.on_sooner, tree.timers.piece_s = lambda: sooner.set(), self.fairness.piece_s  # the newest event
         tick_at = trio.current_time()
         while not self.stopping.is_set():
             if trio.current_time() >= tick_at:

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -21,6 +21,7 @@ from mqfs.clock import Heard, SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby, ungrouped
 from mqfs.model import User
+from mqfs.net.sockets import reachable
 from mqfs.ninep.server.connection import Server as NinepServer
 from mqfs.replica import takeover
 from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog, Stopped, check_url, open_log
@@ -277,8 +278,7 @@ class Promotion:
         with scope, contextlib.ExitStack() as stack:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path, 0o700)  # of an empty log no standby makes a store
-            folder = stack.enter_context(_folder(self._path))
-            where = f"{folder}/{PROMOTE}"
+            where = stack.enter_context(reachable(f"{self._path}/{PROMOTE}"))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._path}/{PROMOTE}")
             sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -308,13 +308,3 @@ class Promotion:
         for stream in self._waiting:
             with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(1):
                 await stream.send_all(answer)
-
-
-@contextlib.contextmanager
-def _folder(path: str) -> Iterator[str]:
-    """A short name of a folder: that of a socket is bounded."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
