@@ -21,6 +21,17 @@ from tests.support.eventually import HANG_S
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 AXE = ROOT / ".cache" / "node-tests" / "node_modules" / "axe-core" / "axe.min.js"
+# The first element of a selector, or of an XPath, that is shown with that text, or any where it is null.
+FIND = """
+const [selector, isPath, text] = arguments;
+const found = [];
+if (isPath) {
+  const all = document.evaluate(selector, document, null, XPathResult.ORDERED_NODE_SNAPSHOT_TYPE, null);
+  for (let at = 0; at < all.snapshotLength; at++) found.push(all.snapshotItem(at));
+} else found.push(...document.querySelectorAll(selector));
+const isShown = (one) => one.checkVisibility({checkVisibilityCSS: true, checkOpacity: true});
+return found.find((one) => isShown(one) && (text === null || one.innerText.trim() === text)) ?? null;
+"""
 T = TypeVar("T")
 
 
@@ -77,13 +88,9 @@ class Page:
         return self.shown(By.CSS_SELECTOR, selector)
 
     def shown(self, by: str, selector: str, text: str | None = None) -> WebElement:
-        """The first that is shown, with that text."""
-
-        def found() -> WebElement | None:
-            nodes = self.driver.find_elements(by, selector)
-            return next((one for one in nodes if one.is_displayed() and text in (None, one.text)), None)
-
-        return self.until(found)
+        """The first that is shown, with that text. It is found in one step: a list is drawn again every other second,
+        and what a step before had found of it is stale."""
+        return self.until(lambda: self.driver.execute_script(FIND, selector, by == By.XPATH, text))
 
     def text(self, selector: str) -> str:
         return self.until(lambda: self.one(selector).text)

@@ -610,6 +610,18 @@ def background(page: Page) -> str:
     return page.until(lambda: next((c for c in [page.driver.execute_script(look)] if c != "rgba(0, 0, 0, 0)"), None))
 
 
+def test_a_button_is_found_behind_what_is_drawn_again(page: Page) -> None:
+    page.open("/")
+    page.one("h1")
+    page.driver.execute_script(
+        "let one = document.createElement('button'); document.body.prepend(one);"
+        "setInterval(() => { const next = one.cloneNode(); one.replaceWith(next); one = next; }, 1)"
+    )
+    page.press("Help")
+    page.press("Close")
+    page.until(lambda: not page.driver.find_element(By.ID, "keys").is_displayed())
+
+
 def test_the_keys_are_documented(page: Page) -> None:
     page.open("/")
     page.one("h1")
