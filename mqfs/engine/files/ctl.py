@@ -6,6 +6,7 @@ From the open file down: CtlHandle (the write), Plan (what its lines change), Lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -24,7 +25,7 @@ from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Action, Settin
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.newest import look_up
-from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
+from mqfs.engine.retention.retained import counted_of, cut_in_steps, has_all, plan_clear
 from mqfs.engine.retention.retention import forget_dropped
 from mqfs.engine.routing import View
 from mqfs.engine.stream import Stream
@@ -523,8 +524,7 @@ class Losses:
         self._dead = settings.dead
         self._is_thinned = not verbs.isdisjoint(("clear", "drop"))  # then a new `depth` has less to cut, or nothing
         self._clears = None if None in named else {name for name in named if name is not None}
-        self._clearings: list[tuple[Stream, Clearing]] = []
-        self._cuts: list[tuple[Stream, Cut]] = []
+        self._taken: list[Callable[[], None]] = []  # for each stream that loses some: what takes them out
 
     def find(self) -> Work[None]:
         """Looks only."""
@@ -555,24 +555,20 @@ class Losses:
         if self._clears is None or stream.name in self._clears:
             clearing = plan_clear(kept, self._end)
             if clearing.cut.gone or clearing.newest or clearing.cut.floor > kept.state.floor:
-                self._clearings.append((stream, clearing))
+                self._taken.append(partial(kept.cleared, clearing))
             return clearing.cut.floor
         kept.update_low_watermark()
         if self._depth is None or self._is_thinned or stream.name == self._dead:
             return kept.state.floor
         cut = yield from cut_in_steps(kept, self._depth)
         if cut.gone:
-            self._cuts.append((stream, cut))
+            self._taken.append(partial(kept.carry_out_cut, cut))
         return max(cut.floor, kept.state.floor)
 
     def carry_out(self) -> Work[None]:
         """The log has it."""
-        for count, (stream, clearing) in enumerate(self._clearings, 1):
-            stream.kept.cleared(clearing)
-            if count % _LOST_STEPS == 0:
-                yield
-        for count, (stream, cut) in enumerate(self._cuts, 1):
-            stream.kept.carry_out_cut(cut)
+        for count, take_out in enumerate(self._taken, 1):
+            take_out()
             if count % _LOST_STEPS == 0:
                 yield
 
