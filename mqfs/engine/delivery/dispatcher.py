@@ -260,22 +260,24 @@ class Dispatcher:
             return None
         if (self._ready is None or self._order != self._group.order_version) and not self._load():
             return None
-        if self._keys is not None:
-            return self._next_of_keys(receiver, self._keys)
-        best = self._best_ready(receiver) if self._ready else None
-        # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or requeued
-        # and older, comes first, and the log need not be asked. Where an earlier expiry counts, it has to be.
-        if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
-            return best[1]
-        if self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next:
-            found = None
-        else:
-            found = self._scan(receiver)
-        if found is None and receiver in self._scans and receiver is not self._looked:
-            return None  # what is found may come before the best one of those known
-        if best is None or (found is not None and self._key(found[0]) < best[0]):
-            return found
-        return best[1]
+        keys = self._keys
+        while True:
+            best = None
+            if self._ready:
+                best = self._best_ready(receiver) if keys is None else self._best_of_keys(receiver, keys)
+            # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or
+            # requeued and older, comes first, and the log need not be asked. Where an earlier expiry counts, it has to.
+            if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
+                return best[1]
+            ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
+            found = None if ended else self._scan(receiver)
+            if found is None and receiver in self._scans and receiver is not self._looked:
+                return None  # what is found may come before the best one of those known
+            if best is None or (found is not None and self._key(found[0]) < best[0]):
+                return found
+            if keys is None or keys.may_go(best[1][0], best[0]):
+                return best[1]
+            # The scan met one of its key that goes first and is not for this receiver: look again at what is known.
 
     def run_from(self, position: int, receiver: ClaimingHandle, messages: int, size: int, each: int) -> list[Record]:
         """Messages from there on, where the search is: at most that many, of at most `size` bytes of headers, bodies
@@ -418,22 +420,6 @@ class Dispatcher:
         """Its claim has ended, or it was acked unread."""
         if self._keys is not None:
             self._keys.on_settled(sequence)
-
-    def _next_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> Next | None:
-        """As `next_message`. A message that is not for this receiver holds back the next of its key, as any other. So
-        where the scan met one, what is known is looked at again."""
-        while True:
-            best = self._best_of_keys(receiver, keys) if self._ready else None
-            if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
-                return best[1]
-            ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
-            found = None if ended else self._scan(receiver)
-            if found is None and receiver in self._scans and receiver is not self._looked:
-                return None
-            if best is None or (found is not None and self._key(found[0]) < best[0]):
-                return found
-            if keys.may_go(best[1][0], best[0]):
-                return best[1]
 
     def _best_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> tuple[Key, Next] | None:
         """The best one of those known that may go, and that this receiver may have."""
