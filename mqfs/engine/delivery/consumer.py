@@ -214,6 +214,7 @@ class Consumer(Numbered):
         self.dispatcher.on_claimed(sequence, first)
         if self.flow is not None:
             self.dispatcher.on_delivered(record)
+        is_multipart = bool(record.headers) and multipart.is_last(record)
         if auto_ack:
             self.counts.delivered += 1
             self.group.counts.read += 1
@@ -223,10 +224,8 @@ class Consumer(Numbered):
             self.unconfirmed[receiver] = kept, first, failed, size
             if self.flow is not None:
                 self.dispatcher.on_settled(sequence)
-            is_multipart = bool(record.headers) and multipart.is_last(record)
             self.backlog.on_acked(sequence, record.stream, len(record.body), is_multipart)
         else:
-            is_multipart = bool(record.headers) and multipart.is_last(record)
             self._hand_over(receiver, ((sequence, record.stream, len(record.body)),), is_multipart)
 
     def claim_behind(

@@ -180,14 +180,12 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return multipart.whole(self.group, record, self.claims[record.sequence].entry.first, end)
 
     def _shape(self, record: Record) -> bytes:
-        name = self.group.numbers[record.stream].name
-        if self.format == "record":
-            assert self.shown is not None
-            data = self.names.give(record, name)
-            deliveries = self.shown[1]
-            return encode_deliveries(record.sequence, record.time_ns, deliveries) + data if deliveries > 1 else data
         assert self.shown is not None
-        return shape(self.format, record, name, self.shown[1])
+        name, deliveries = self.group.numbers[record.stream].name, self.shown[1]
+        if self.format == "record":
+            data = self.names.give(record, name)
+            return encode_deliveries(record.sequence, record.time_ns, deliveries) + data if deliveries > 1 else data
+        return shape(self.format, record, name, deliveries)
 
     # ------------------------------------------------------------ commands
 
