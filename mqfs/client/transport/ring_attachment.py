@@ -247,18 +247,6 @@ def _map(fd: int, generation: int) -> ring.Ring:
         raise Unsupported(f"ring not mapped: {error.strerror or error}") from None
 
 
-_attachments: weakref.WeakSet[RingAttachment] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    """Drop the parent's rings, and locks that its threads may have held."""
-    for attachment in list(_attachments):
-        attachment.now, attachment._lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 # ---------------------------------------------------------------- attach socket (docs/reference/ring-protocol.md)
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
@@ -370,13 +358,17 @@ class AttachClient:
             self._socket.close()
 
 
+_attachments: weakref.WeakSet[RingAttachment] = weakref.WeakSet()
 _open: weakref.WeakSet[AttachClient] = weakref.WeakSet()
 
 
-def _close_in_child() -> None:
-    """Close the parent's connections: one open in a child would hide the parent's end from the server."""
-    for call in list(_open):
-        call._socket.close()
+def _in_child() -> None:
+    """Drop the parent's rings, locks that its threads may have held, and its connections: one open in a child would
+    hide the parent's end from the server."""
+    for attachment in list(_attachments):
+        attachment.now, attachment._lock = None, threading.Lock()
+    for client in list(_open):
+        client._socket.close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_in_child)
