@@ -85,7 +85,7 @@ def parse(arguments: list[str]) -> Request:
         if key == "ro":
             raise BadConfig("ro: unsupported (expected rw, and modes of files)")
         if key in known:
-            _add(options, key.replace("-", "_"), value if sign else None)
+            _add(options, key, value if sign else None)
         elif "-s" not in given:
             raise BadConfig(f"{text!r}: unknown option (expected some of {' '.join(sorted(known))})")
     if "patience" in options:
@@ -106,16 +106,16 @@ def _seconds(key: str, value: str) -> float:
 
 def _add(options: dict[str, Any], key: str, value: str | None) -> None:
     """Add an option: several of a list, and one without a value where that is a flag. Raises BadConfig."""
-    kind = KINDS.get(key.replace("_", "-"), "text")
+    kind, name = KINDS.get(key, "text"), key.replace("-", "_")
     if (kind == "flag") != (value is None):
-        expected = key.replace("_", "-") if kind == "flag" else f"{key.replace('_', '-')}=VALUE"
-        raise BadConfig(f"{key.replace('_', '-')}: {'a' if value else 'no'} value (expected {expected})")
-    if value is not None and not _path_of(key.replace("_", "-"), value).startswith("/"):
-        raise BadConfig(f"{key.replace('_', '-')}={value}: a relative path (expected one from / on)")
+        expected = key if kind == "flag" else f"{key}=VALUE"
+        raise BadConfig(f"{key}: {'a' if value else 'no'} value (expected {expected})")
+    if value is not None and not _path_of(key, value).startswith("/"):
+        raise BadConfig(f"{key}={value}: a relative path (expected one from / on)")
     if kind == "list":
-        options[key] = (*options.get(key, ()), value)
+        options[name] = (*options.get(name, ()), value)
     else:
-        options[key] = True if kind == "flag" else value
+        options[name] = True if kind == "flag" else value
 
 
 def _path_of(key: str, value: str) -> str:
