@@ -92,16 +92,16 @@ def _stream(name: str, row: Mapping[str, Any]) -> Row:
         name,
         "stream",
         waiting=shared.get("waiting", row.get("messages")),
-        claimed=shared.get("claimed"),
-        delayed=shared.get("delayed"),
         readers=row.get("readers", 0) + shared.get("handles", 0),
         written=row.get("written"),
-        taken=shared.get("acknowledged"),
-        failed=shared.get("failed"),
-        dead=shared.get("dead"),
         first=row.get("first"),
-        oldest=shared.get("oldest"),
+        **_deliveries(shared),
     )
+
+
+def _deliveries(consumer: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("claimed", "delayed", "failed", "dead", "oldest")
+    return {"taken": consumer.get("acknowledged"), **{name: consumer.get(name) for name in names}}
 
 
 def consumers_of(stats: Mapping[str, Any]) -> list[Row]:
@@ -111,15 +111,10 @@ def consumers_of(stats: Mapping[str, Any]) -> list[Row]:
             f".consumers/{name}",
             "consumer",
             waiting=row.get("waiting"),
-            claimed=row.get("claimed"),
-            delayed=row.get("delayed"),
             readers=row.get("handles"),
-            taken=row.get("acknowledged"),
-            failed=row.get("failed"),
-            dead=row.get("dead"),
-            oldest=row.get("oldest"),
             over=row.get("over") or "",
             held_back=row.get("held_back"),
+            **_deliveries(row),
         )
         for name, row in sorted(consumers.items())
     ]
