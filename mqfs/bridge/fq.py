@@ -14,6 +14,7 @@ import math
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def run(options: Options) -> int:
     """Carry messages until SIGTERM or SIGINT. Raises BadConfig, MqfsError, OSError."""
     options.check()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        signal.signal(number, lambda *_: sys.exit())
     stopped = threading.Event()  # never set: a signal ends the thread
     path = f"{options.group}/{escape(options.exchange.encode())}"
     here = GroupLink(options.address, path, user=options.user, token=options.token, stopping=stopped, create=True)
@@ -106,10 +107,6 @@ def run(options: Options) -> int:
             Bridge(options, here).run()
         except SystemExit:
             return 0
-
-
-def _stop(number: int, frame: object) -> None:
-    raise SystemExit
 
 
 class Bridge:
