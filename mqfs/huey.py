@@ -117,22 +117,6 @@ class Values(BaseStorage):  # type: ignore[misc]
                 self._groups[name] = self._client._require(f"{self.name}/{name}", _SETTINGS[name])
             return self._groups[name]
 
-    @property
-    def _tasks(self) -> Group:
-        return self._group("tasks")
-
-    @property
-    def _rows(self) -> Group:
-        return self._group("schedule")
-
-    @property
-    def _data(self) -> Group:
-        return self._group("data")
-
-    @property
-    def _counters(self) -> Group:
-        return self._group("counters")
-
     def _look_up(self, group: Group, *keys: str | bytes) -> Callable[[], list[bool]]:
         """Ask which keys there may be. Most that huey asks for are missing: it takes one round trip for all."""
         return group._link.look_up([f"{group.path}/{stream_name(_text(key))}" for key in keys])
@@ -151,10 +135,10 @@ class Values(BaseStorage):  # type: ignore[misc]
         if _text(key).startswith(_REVOCATIONS) and not self._has_mark:  # have workers look for revocations
             self._group("revoked").publish(_ANY, b"yes")
             self._has_mark = True
-        self._data.publish(_text(key), value)
+        self._group("data").publish(_text(key), value)
 
     def peek_data(self, key: str | bytes) -> Any:
-        versions = self._versions(self._data, key)
+        versions = self._versions(self._group("data"), key)
         return versions[-1].body if versions else EmptyData
 
     def peek_many(self, keys: Sequence[str | bytes]) -> dict[str | bytes, Any]:
@@ -162,7 +146,7 @@ class Values(BaseStorage):  # type: ignore[misc]
         if all(_text(key).startswith(_REVOCATIONS) for key in keys) and not self._is_any_revoked():
             self._later.key = None
             return {}
-        data = self._data
+        data = self._group("data")
         values = {key: self.peek_data(key) for key in compress(keys, self._look_up(data, *keys)())}
         return {key: value for key, value in values.items() if value is not EmptyData}
 
@@ -195,20 +179,20 @@ class Values(BaseStorage):  # type: ignore[misc]
 
     def pop_data(self, key: str | bytes) -> Any:
         """One of several callers gets the value."""
-        versions = self._versions(self._data, key)
+        versions = self._versions(self._group("data"), key)
         if not versions:
             return EmptyData
         parts = [range(v.sequence, v.sequence + max(1, place_of(v)[1])) for v in versions]
-        is_ours = _drop(self._data, _text(key), *(str(sequence) for part in parts for sequence in part))
+        is_ours = _drop(self._group("data"), _text(key), *(str(sequence) for part in parts for sequence in part))
         return versions[-1].body if is_ours else EmptyData
 
     def has_data_for_key(self, key: str | bytes) -> bool:
-        return bool(self._versions(self._data, key))
+        return bool(self._versions(self._group("data"), key))
 
     def wait_result(
         self, key: str | bytes, timeout: float | None = None, backoff: float = 1.15, max_delay: float = 1.0
     ) -> bool:
-        with self._data.subscribe(_text(key), existing=True) as values:
+        with self._group("data").subscribe(_text(key), existing=True) as values:
             try:
                 values.get(timeout)
             except TimeoutError:
@@ -217,37 +201,37 @@ class Values(BaseStorage):  # type: ignore[misc]
 
     def put_if_empty(self, key: str | bytes, value: bytes, ttl: float | None = None) -> bool:
         try:
-            self._data.publish(_text(key), value, ttl=ttl, expect=0)
+            self._group("data").publish(_text(key), value, ttl=ttl, expect=0)
         except Conflict:
             return False
         return True
 
     def incr(self, key: str | bytes, amount: int = 1) -> int:
         while True:
-            versions = self._versions(self._counters, key)
+            versions = self._versions(self._group("counters"), key)
             sequence, value = (versions[-1].sequence, int(versions[-1].body)) if versions else (0, 0)
             if amount:
                 try:
-                    self._counters.publish(_text(key), str(value + amount), expect=sequence)
+                    self._group("counters").publish(_text(key), str(value + amount), expect=sequence)
                 except Conflict:
                     continue
             return value + amount
 
     def delete_counter(self, key: str | bytes) -> None:
         with contextlib.suppress(NotFound):
-            self._counters.remove(_text(key))
+            self._group("counters").remove(_text(key))
 
     def result_store_size(self) -> int:
-        return sum(1 for stream in self._data.stats().streams.values() if stream.messages)
+        return sum(1 for stream in self._group("data").stats().streams.values() if stream.messages)
 
     def result_items(self) -> dict[str, bytes]:
-        return {message.topic: message.body for message in _retained(self._data)}
+        return {message.topic: message.body for message in _retained(self._group("data"))}
 
     def flush_results(self) -> None:
-        self._data.purge()
+        self._group("data").purge()
 
     def flush_counters(self) -> None:
-        self._counters.purge()
+        self._group("counters").purge()
 
 
 _storages = WeakSet[Values]()
@@ -270,7 +254,7 @@ class MqfsStorage(Values):
 
     def enqueue(self, data: bytes, priority: float | None = None, id: str = "") -> None:
         """With an `id` that came already, nothing."""
-        self._tasks.publish(QUEUE, data, priority=_priority(priority), id=id)
+        self._group("tasks").publish(QUEUE, data, priority=_priority(priority), id=id)
 
     def claim(self) -> Claim | None:
         """Claim the next task.
@@ -314,18 +298,18 @@ class MqfsStorage(Values):
         return claim.body
 
     def queue_size(self) -> int:
-        stats = self._tasks.stats().streams.get(QUEUE)
+        stats = self._group("tasks").stats().streams.get(QUEUE)
         return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
 
     def enqueued_items(self, limit: int | None = None) -> list[bytes]:
         """Those that are executed now are among them."""
-        tasks = _retained(self._tasks, QUEUE)
+        tasks = _retained(self._group("tasks"), QUEUE)
         tasks.sort(key=lambda task: -int(task.headers["priority"]))
         return [task.body for task in tasks[: limit or None]]
 
     def flush_queue(self) -> None:
         with contextlib.suppress(NotFound):
-            self._tasks.purge(QUEUE)
+            self._group("tasks").purge(QUEUE)
 
     # ------------------------------------------------------------ the schedule
 
@@ -339,10 +323,10 @@ class MqfsStorage(Values):
         if delay <= 0:
             self.enqueue(data, priority)
             return
-        task = self._tasks.publish(QUEUE, data, delay=delay, priority=_priority(priority), id=id)
+        task = self._group("tasks").publish(QUEUE, data, delay=delay, priority=_priority(priority), id=id)
         if not task.duplicate:
             headers = {_DUE: repr(due), _SEQUENCE: str(task.sequence)}
-            self._rows.publish(QUEUE, data, ttl=delay, headers=headers)
+            self._group("schedule").publish(QUEUE, data, ttl=delay, headers=headers)
 
     def read_schedule(self, ts: datetime) -> list[bytes]:
         """Take out the tasks that will be due by `ts`. Those that are due now are in the queue already."""
@@ -352,18 +336,18 @@ class MqfsStorage(Values):
     def _unschedule(self, latest: float) -> list[bytes]:
         taken = []
         for row in self._scheduled():
-            if float(row.headers[_DUE]) <= latest and _drop(self._tasks, QUEUE, row.headers[_SEQUENCE]):
-                _drop(self._rows, QUEUE, str(row.sequence))
+            if float(row.headers[_DUE]) <= latest and _drop(self._group("tasks"), QUEUE, row.headers[_SEQUENCE]):
+                _drop(self._group("schedule"), QUEUE, str(row.sequence))
                 taken.append(row.body)
         return taken
 
     def _scheduled(self) -> list[Message]:
         now = time.time()
-        rows = [(float(row.headers[_DUE]), row) for row in _retained(self._rows, QUEUE)]
+        rows = [(float(row.headers[_DUE]), row) for row in _retained(self._group("schedule"), QUEUE)]
         return [row for due, row in sorted(rows) if due > now]
 
     def schedule_size(self) -> int:
-        return self._tasks.stats().held
+        return self._group("tasks").stats().held
 
     def scheduled_items(self, limit: int | None = None) -> list[bytes]:
         return [row.body for row in self._scheduled()[: limit or None]]

@@ -178,7 +178,7 @@ def test_a_task_that_is_too_long_to_be_delayed_is_retried_at_once(
     fail("x" * size)
     for _ in range(3):
         huey.execute(taken(huey))
-    stats = huey.storage._tasks.stats()
+    stats = huey.storage._group("tasks").stats()
     assert (runs, stats.dead_letters, stats.streams["queue"].consumer.lag) == ([size] * 3, 0, 0)
     assert caplog.text.count("is executed at once, not at") == 2
 
@@ -193,13 +193,13 @@ def test_an_interrupted_task_is_given_back(make: Make) -> None:
     stop()
     huey.execute(huey.dequeue())
     assert taken(huey).name == "stop"
-    assert huey.storage._tasks.stats().streams["queue"].consumer.failed == 0
+    assert huey.storage._group("tasks").stats().streams["queue"].consumer.failed == 0
 
 
 def test_what_cannot_be_executed_is_a_dead_letter(make: Make) -> None:
     """A task of another program at once, one whose result cannot be stored after the retries of the group."""
     huey = make()
-    huey.storage._tasks.ctl("retries 2", "backoff 0 0")
+    huey.storage._group("tasks").ctl("retries 2", "backoff 0 0")
     huey.storage.enqueue(b"no task")
     with pytest.raises(Exception, match="invalid load key"):
         huey.dequeue()
@@ -213,7 +213,7 @@ def test_what_cannot_be_executed_is_a_dead_letter(make: Make) -> None:
         task = taken(huey)
         with pytest.raises(TypeError, match="cannot pickle"):
             huey.execute(task)
-    letters = [letter.headers["reason"] for letter in huey.storage._tasks.history(pattern="dead")]
+    letters = [letter.headers["reason"] for letter in huey.storage._group("tasks").history(pattern="dead")]
     assert [letter.startswith("not a task of this program") for letter in letters] == [True, True, False]
     assert len(huey) == 0
 
