@@ -255,15 +255,14 @@ _PIECE = 1 << 20  # bytes whose CRC is taken at once
 
 
 class SealedIndex:
-    """The index of a sealed segment: one part with postings, read in place. Keeps the file mapped while it lives."""
+    """The index of a sealed segment: one part with postings, read in place. Its views keep the file mapped."""
 
     __slots__ = (
-        "_begin", "_map", "_messages", "_present", "bodies", "headers", "kinds", "others", "positions", "sequences",
+        "_begin", "_messages", "_present", "bodies", "headers", "kinds", "others", "positions", "sequences",
         "streams", "times",
     )  # fmt: skip
 
     def __init__(self, data: Buffer, part: IndexPart) -> None:
-        self._map = data
         view = memoryview(data)
         at = part.at + HEAD_SIZE + OTHER_SIZE * part.others
         self.others = view[part.at + HEAD_SIZE : at]  # packed
