@@ -22,6 +22,7 @@ else:
 EPHEMERAL = 4  # flag of a record: for those who read the ring, and not for the log
 OWN = 8  # flag of a record: the server's own, of which the ring does not have everything
 
+_NATIVE = ("HEAD_BYTES", "Consumer", "Ring", "attach", "bell", "crc32c", "create", "wait_any")
 if not MISSING:
     HEAD_BYTES = _native.HEAD_BYTES
     Consumer = _native.Consumer
@@ -66,26 +67,6 @@ def _need() -> Any:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in __all__:
+        if name in _NATIVE:
             return getattr(_need(), name)
         raise AttributeError(name)  # of a module of this package, say
-
-
-__all__ = [
-    "EPHEMERAL",
-    "HEAD_BYTES",
-    "MISSING",
-    "OWN",
-    "Consumer",
-    "RecordColumns",
-    "Ring",
-    "attach",
-    "bell",
-    "crc32c",
-    "create",
-    "is_ordered",
-    "is_plain",
-    "moved",
-    "scan",
-    "wait_any",
-]
