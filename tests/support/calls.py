@@ -14,36 +14,27 @@ def calls(do: Callable[[], Any]) -> int:
 
 
 def calls_once(do: Callable[[], Any]) -> int:
-    count = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    gc.disable()  # what runs with it is counted, too
-    sys.setprofile(note)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
+    return _count(do, "call", sys.setprofile)
 
 
 def lines(do: Callable[[], Any]) -> int:
     """Lines that it goes through, in Python functions: a loop that calls nothing is seen, too."""
+    return _count(do, "line", sys.settrace)
+
+
+def _count(do: Callable[[], Any], what: str, hook: Callable[[Any], None]) -> int:
     count = 0
 
     def note(frame: Any, event: str, argument: Any) -> Any:
         nonlocal count
-        count += event == "line"
+        count += event == what
         return note
 
-    gc.disable()  # those of hypothesis that run with it are counted, too
-    sys.settrace(note)
+    gc.disable()  # what runs with it is counted, too; as that of hypothesis
+    hook(note)
     try:
         do()
     finally:
-        sys.settrace(None)
+        hook(None)
         gc.enable()
     return count

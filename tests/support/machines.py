@@ -185,6 +185,3 @@ def network(count: int) -> Iterator[Network]:
         yield made
     finally:
         made.close()
-
-
-__all__ = ["Machine", "Network", "command", "network"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,20 +64,7 @@ def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tu
     return [python, *words], more | {"env": environment(PYTHONPATH=packages)}
 
 
-def mq_cat(*arguments: object, **more: Any) -> Any:
-    return tool("mq-cat", *arguments, **more)
-
-
-def mq(*arguments: object, **more: Any) -> Any:
-    return tool("mq", *arguments, **more)
-
-
-def mq_work(*arguments: object, **more: Any) -> Any:
-    return tool("mq-work", *arguments, **more)
-
-
-def pin(*arguments: object, **more: Any) -> Any:
-    return tool("pin", *arguments, **more)
+mq, mq_cat, mq_work, pin = (partial(tool, name) for name in MODULES)
 
 
 @contextmanager
