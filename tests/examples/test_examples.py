@@ -318,13 +318,13 @@ def test_an_agent_refuses_a_lease_that_it_cannot_renew_in_time(agents: Agents, l
 
 def test_the_job_of_an_agent_that_is_killed_goes_to_another(agents: Agents, tmp_path: Path) -> None:
     agents.ask("killed")
-    begun, go = tmp_path / "begun", tmp_path / "go"
+    begun = tmp_path / "begun"
     command = [
         EXAMPLES / "agents/agent.sh",
         "reviewer",
         "sh",
         "-c",
-        f"touch {begun}; until [ -e {go} ]; do sleep .1; done",
+        f"touch {begun}; while [ -e {begun} ]; do sleep .1; done",  # it outlives its agent, and ends with the folder
     ]
     environ = environment(URL=agents.url, MQFS_TOKEN=agents.tokens["reviewer"], LEASE="3")
     with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL) as process:
@@ -337,7 +337,7 @@ def test_the_job_of_an_agent_that_is_killed_goes_to_another(agents: Agents, tmp_
         assert (claim["body"], claim["deliveries"]) == ("killed", 2)
         assert agents.web.post("/agents/.consumers/reviewer/ack", claim["token"], **agents.mine).status == 204
     finally:
-        go.touch()
+        begun.unlink()
 
 
 @pytest.mark.parametrize("to", ["reply.gone", "no/such", "..", ".stats"])
