@@ -121,7 +121,7 @@ def open_source(options: Options) -> Source:
         cursor.select(options.streams)
     if options.start is not None:
         cursor.command(f"seek {options.start}")
-    elif options.streams and "replay last" in ctl_of(options.group).splitlines():
+    elif options.streams and "replay last" in ctl_of(options.group):
         cursor.command("seek last")  # the newest of these streams
     if options.end:
         cursor.command("until end")

@@ -13,7 +13,6 @@ from click.shell_completion import get_completion_class
 from mq_tools import tree
 from mq_tools.cursor import quote
 from mq_tools.errors import ToolError, alarm
-from mq_tools.files import read_text
 
 # Settings that are words; others are completed to their present value.
 SETTINGS = {
@@ -102,7 +101,7 @@ def streams(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def ctl_lines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Settings as they are and as they can be, and actions with what there is."""
     lines = [f"{verb} {word}" for verb, words in SETTINGS.items() for word in words.split()]
-    lines += _of_group(ctx, lambda group: read_text(os.path.join(group, "ctl")).splitlines())
+    lines += _of_group(ctx, tree.ctl_of)
     for verbs, names in (
         (("eof", "clear", "redrive"), tree.streams_of),
         (("remove", "pause", "resume", "limit", "rate", "breaker"), _consumers),

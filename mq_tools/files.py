@@ -58,7 +58,7 @@ def refusal(fd: int) -> str:
 def logged_refusal(path: str) -> str:
     """The text of the last refused write of this process in `.errors`, of the group of this file; empty without one."""
     try:
-        rows = map(json.loads, read_text(os.path.join(os.path.dirname(path), ".errors")).splitlines())
+        rows = map(json.loads, read_lines(os.path.join(os.path.dirname(path), ".errors")))
         return next((str(row["text"]) for row in reversed(list(rows)) if row["pid"] == os.getpid()), "")
     except (ToolError, ValueError, KeyError):
         return ""
@@ -103,10 +103,16 @@ def write_ctl(group: str, lines: Sequence[str]) -> None:
 def read_text(path: str) -> str:
     """A whole file. Raises ToolError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", newline="\n") as file:
             return file.read()
     except (OSError, ValueError) as error:
         raise ToolError(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a file of the tree. Not by `splitlines`: a name or a pattern in a line may hold what ends one there.
+    Raises ToolError."""
+    return read_text(path).removesuffix("\n").split("\n")
 
 
 def stats_of(group: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from mq_tools.errors import ToolError, reason
+from mq_tools.files import read_lines
 
 CONSUMERS = ".consumers"
 _DEFAULT_MOUNT = "./mq"
@@ -185,19 +186,18 @@ def streams_of(group: str) -> list[str]:
         raise ToolError(f"{group}: {reason(error)}") from error
 
 
-def ctl_of(group: str) -> str:
-    """The settings of a group; empty where they may not be read."""
+def ctl_of(group: str) -> list[str]:
+    """The lines of a group's settings; none where they may not be read."""
     try:
-        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
-            return ctl.read()
-    except (OSError, ValueError):
-        return ""
+        return read_lines(os.path.join(group, "ctl"))
+    except ToolError:
+        return []
 
 
 def views_of(group: str) -> dict[str, list[str]]:
     """The programs and patterns bound to each view of a group; empty where its ctl may not be read."""
     views: dict[str, list[str]] = {}
-    for line in ctl_of(group).splitlines():
+    for line in ctl_of(group):
         match = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
         if match:
             is_word = re.fullmatch(_QUOTED, match[2])  # else a program
@@ -218,7 +218,8 @@ def inodes(group: str) -> frozenset[int]:
 
 def is_pattern(group: str, name: str) -> bool:
     """Whether a name has a wildcard of the group's patterns, `words` in its ctl."""
-    words = re.search(rf"^words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)$", ctl_of(group), re.MULTILINE)
+    form = re.compile(rf"words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)")
+    words = next(filter(None, map(form.fullmatch, ctl_of(group))), None)
     return any(unquote(wildcard) in name for wildcard in (words.groups() if words else "*#"))
 
 

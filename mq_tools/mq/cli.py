@@ -270,7 +270,7 @@ def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
         text = [os.fsdecode(files.read_input()).rstrip("\n") if line == "-" else line for line in lines]
         files.write_ctl(path, text)
         return
-    text = files.read_text(os.path.join(path, "ctl")).splitlines()
+    text = files.read_lines(os.path.join(path, "ctl"))
     if not json_:
         print("\n".join(text))
         return

@@ -16,7 +16,7 @@ from itertools import islice
 
 from mq_tools.cursor import Cursor, Message, quote
 from mq_tools.errors import ToolError, reason
-from mq_tools.files import open_file, read_answer, read_text, stats_of, write, write_ctl
+from mq_tools.files import open_file, read_answer, read_lines, stats_of, write, write_ctl
 from mq_tools.mq.peek import by_cursor
 from mq_tools.tree import unquote
 
@@ -38,7 +38,7 @@ def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tu
 
 
 def _letters(group: str, stream: str | None, count: int) -> list[Message]:
-    lines = read_text(os.path.join(group, "ctl")).splitlines()
+    lines = read_lines(os.path.join(group, "ctl"))
     name = unquote(next(line.split(" ", 1)[1] for line in lines if line.startswith("dead ")))
     if name not in stats_of(group).get("streams", {}):
         return []

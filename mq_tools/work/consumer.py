@@ -64,9 +64,8 @@ class ConsumerFile:
         return self._lease
 
     def _read_lease(self) -> float:
-        if not (ctl := ctl_of(self.group)):
+        if not (rows := [line.split() for line in ctl_of(self.group)]):
             return _UNKNOWN_LEASE_S
-        rows = [line.split() for line in ctl.splitlines()]
         lease = next((words[1] for words in rows if len(words) == 2 and words[0] == "lease"), "0")
         try:
             return duration_ns(lease) / 1e9
