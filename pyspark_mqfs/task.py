@@ -233,7 +233,7 @@ def _only_replaces(client: Client, group: str) -> bool:
     """Whether what is below a floor was replaced by a later message of its key, which is no loss: in a group with
     `replay key` and without `ttl`, which raises floors as well. Rarely asked. False if the user may not read `ctl`."""
     with suppress(Denied, NotPermitted):
-        lines = read_text(client, path_of(group, "ctl")).splitlines()
+        lines = read_text(client, path_of(group, "ctl")).split("\n")
         return "replay key" in lines and "ttl 0" in lines
     return False
 

@@ -82,7 +82,8 @@ class GroupLink:
 
     def lines(self, file: str) -> list[str]:
         """The lines of a file that has an end."""
-        return self.repeat(lambda: read_whole(self._link, f"{self.path}/{file}")).decode().splitlines()
+        text = self.repeat(lambda: read_whole(self._link, f"{self.path}/{file}")).decode()
+        return text.removesuffix("\n").split("\n")  # not `splitlines`: a name or a pattern may hold what ends one there
 
     def open(self, file: str, mode: str) -> File:
         return self._link.open(f"{self.path}/{file}", mode)

@@ -92,7 +92,7 @@ class Origin:
 
     def _settings(self) -> list[bytes]:
         try:
-            return read_whole(self._link, f"{self._path}/ctl").splitlines()
+            return read_whole(self._link, f"{self._path}/ctl").split(b"\n")
         except MqfsError:  # what is called next says it
             return []
 

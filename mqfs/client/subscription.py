@@ -231,7 +231,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return max((s["floor"] for s in streams if s["messages"] < s["written"] + before), default=0)
 
     def _ctl_lines(self) -> list[bytes]:
-        return read_whole(self._link, f"{self._path}/ctl").splitlines()
+        return read_whole(self._link, f"{self._path}/ctl").split(b"\n")
 
     def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
         """The next sequence, and the rows of the selected streams: number, floor, cut, first. Of a cursor after the

@@ -55,7 +55,7 @@ def read_settings(tree: RemoteTree, node: RemoteNode, link: Link) -> Procedure[d
     )
     drop(link, fid)
     text: str = check(replies[0]).data.decode("utf-8", "replace")  # type: ignore[attr-defined]
-    return {words[0]: words[1] for line in text.splitlines() if len(words := line.split()) == 2}
+    return {words[0]: words[1] for line in text.split("\n") if len(words := line.split()) == 2}
 
 
 def read_dedup(tree: RemoteTree, put: RemoteNode, link: Link) -> Procedure[float]:

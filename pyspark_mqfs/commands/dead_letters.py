@@ -157,7 +157,7 @@ def _stream_in(group: str) -> Column:
 
 def _require_room(client: Client, group: str) -> None:
     """Check that what is published is not discarded, as its dead letters are dropped then. Raises CommandError."""
-    if "full drop-new" in read_text(client, path_of(group, "ctl")).splitlines():
+    if "full drop-new" in read_text(client, path_of(group, "ctl")).split("\n"):
         raise CommandError(f"dead-letters redrive: {group}: full drop-new (expected another 'full', or mq redrive)")
     if not retains(client, group):
         raise CommandError(f"dead-letters redrive: {group}: replay off without consumers (expected one, or mq redrive)")

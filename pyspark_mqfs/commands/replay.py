@@ -348,7 +348,7 @@ def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> d
     with server.link() as link:
         for group in groups:
             lines = link.with_retry(partial(read_text, path=path_of(group, ".txn/ctl")))
-            for line in lines.splitlines():
+            for line in lines.split("\n"):
                 if line.startswith(prefix) and line[len(prefix) :].isdigit():
                     found[group] = int(line[len(prefix) :])
     return found
@@ -372,7 +372,7 @@ def make_group(client: Client, path: str) -> None:
 
 def retains(client: Client, group: str) -> bool:
     """Whether a group retains messages without a reader: by its settings, or for its consumers."""
-    lines = read_text(client, path_of(group, "ctl")).splitlines()
+    lines = read_text(client, path_of(group, "ctl")).split("\n")
     if "replay off" not in lines or "deliver one" in lines:
         return True
     return bool(json.loads(read_text(client, path_of(group, ".stats"))).get("consumers"))

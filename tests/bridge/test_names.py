@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs.bridge.folder import DIRECT, MULTI, SINGLE, Folder, Name, Origin, Topics, bucket_number, id_of, parse
+from mqfs.bridge.link import GroupLink
 from mqfs.errors import BadRequest
 from mqfs.syntax.names import check_name
-from tests.bridge.rig import rig
+from tests.bridge.rig import Make, rig
 from tests.support.eventually import eventually
 
 KINDS = st.sampled_from([SINGLE, MULTI, DIRECT])
@@ -116,3 +119,15 @@ def test_fsq_parses_names_and_finds_their_buckets_as_we_do() -> None:
             assert parse(file) is not None
             assert (r.folder / "messages" / folder.bucket_of(file) / file).exists()
             assert folder.buckets[bucket_number(file, 256)] == folder.bucket_of(file)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", ["\x85", "\u2028"], ids=ascii)
+def test_a_name_with_what_ends_a_line_elsewhere(make: Make, end: str) -> None:
+    r = make(f"bind v 'a{end}replay off{end}b'")
+    name = f"a{end}replay off{end}b"
+    r.group.publish(name, "1")
+    link = GroupLink(r.server.address, r.name, user="", token="", stopping=threading.Event())
+    with closing(link):
+        assert list(link.stats()["streams"]) == [name]
+        assert link.settings()["replay"] == "all"

@@ -334,7 +334,7 @@ def test_who_comes_too_late_is_warned(tree: Client, name: str, over: str, caplog
         assert warning.endswith(f"in group {group.path!r}: {LATE}")
         call(group)
         assert warnings(caplog) == [], "once"
-        kept = tree.group(f"{name}/{number}/kept", create=True, ctl=["replay all"])
+        kept = tree.group(f"{name}/{number}/kept", create=True, ctl=["replay all", "bind v 'a\rreplay off\rb'"])
         kept.publish("s", "x")
         call(kept)
         assert warnings(caplog) == []

@@ -219,6 +219,7 @@ def test_a_group_whose_making_was_cut_off_is_finished(scene: Scene) -> None:
     replay.make_group(scene.client, "cut")
     assert "replay all" in replay.read_text(scene.client, "cut/ctl").splitlines()
     scene.client.mkdir("off")
+    scene.ctl("off", "bind v 'a\rdeliver one\rb'")
     scene.stream("off/s", b"x")
     with pytest.raises(CommandError, match="off: replay off without consumers"):
         replay.make_group(scene.client, "off")

@@ -74,7 +74,7 @@ def test_messages_that_others_replaced(scene: Scene, reader: Readers) -> None:
 
 def test_messages_that_expired_beside_replaced_ones(scene: Scene, reader: Readers) -> None:
     """They are lost, of a planned task and of the next batch: `ttl` takes messages that no other has replaced."""
-    scene.group("g", "replay key", "sync off")
+    scene.group("g", "replay key", "sync off", "bind v 'a\rttl 0\rb'")  # which is a pattern, no setting
     scene.stream("g/s")
     put(scene, "v")
     mine = reader(scene, subscribe="g/s")
