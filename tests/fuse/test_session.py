@@ -274,7 +274,7 @@ async def write_unanswered(tree: RemoteTree, server: Server, folder: RemoteNode,
 
 @pytest.mark.parametrize("dedup", ["1ms", "2m"])
 def test_a_put_without_an_answer_is_there_once(server: Server, dedup: str) -> None:
-    make(server, group := f"dedup-{dedup}", "replay all", f"dedup {dedup}")
+    make(server, group := f"dedup-{dedup}", "replay all", f"dedup {dedup}", "bind v 'a\rdedup 1h\rb'")  # one pattern
 
     async def program(tree: RemoteTree, link: Link) -> None:
         folder, _ = await await_step(tree.lookup(ROOT, tree.root, group))
