@@ -260,7 +260,7 @@ def test_what_a_server_that_was_started_again_has_not_is_told(server: Server, nu
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 3])
 def test_the_sequences_that_a_kill_leaves_out_are_no_loss(server: Server, before: int) -> None:
-    """Nor where all that was there, and that it had, has outlived its ttl. What is in a pattern is no setting."""
+    """Nor where all that was there, and that it had, has outlived its ttl. A pattern is no setting."""
     with server.connect() as client:
         group = client.group("g", create=True, ctl=["replay all", "ttl 1s", "bind v 'a\rreplay off\rb'"])
         group.create("s")
