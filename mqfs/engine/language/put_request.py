@@ -180,6 +180,8 @@ def _read(value: dict[str, Any]) -> PutRequest:
         put.is_plain = True
     if put.key and headers.KEY in put.headers:
         raise errors.BadCommand("key: given as a header, too (expected one)")
+    if put.single and headers.PART in put.headers:
+        raise errors.BadCommand("single: not with the header 'part' (expected a body that is one message)")
     if put.schedule is not None and (size := len(put.id.encode())) > limits.ID_BYTES - _TIME_BYTES:
         raise errors.BadCommand(f"id: {size} bytes (expected at most {limits.ID_BYTES - _TIME_BYTES} of a schedule)")
     return put

@@ -392,6 +392,23 @@ def test_a_body_with_options_is_one_message(made: Any, by: str, fields: dict[str
     assert isinstance(reader.read(100), Wait)
 
 
+@pytest.mark.parametrize("file", [".put", ".txn/p/.put"])
+@pytest.mark.parametrize("place", ["1/3", "2", "3/3"])
+def test_a_part_is_no_single(made: Any, file: str, place: str) -> None:
+    """A claim would take the last part alone, and leave the others to later consumers, each as a message."""
+    u = made()
+    u.part("p")
+    handle = u.at(file, os.O_RDWR)
+    keys = {"stream": "s", "headers": {"part": place}}
+    with pytest.raises(errors.BadCommand, match="single"):
+        handle.write(json.dumps({**keys, "single": True}).encode() + b" x")
+    assert b"part" in read(handle)
+    assert handle.write(json.dumps({**keys, "single": False}).encode() + b" x")
+    handle.close()
+    u.say("commit job.1 p")
+    assert len(u.kept()) == 1
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_body_expires_whole(made: Any, taken: bool) -> None:
     u = made()
