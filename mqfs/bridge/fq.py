@@ -14,7 +14,6 @@ import math
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import attrs
@@ -97,16 +97,26 @@ class Options:
 def run(options: Options) -> int:
     """Carry messages until SIGTERM or SIGINT. Raises BadConfig, MqfsError, OSError."""
     options.check()
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # None: by a signal
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit())
-    stopped = threading.Event()  # never set: a signal ends the thread
+        signal.signal(number, lambda *_: ended.put(None))
+    # A thread, as a handler that raises would end what it interrupts: in a `__del__` nothing. It ends with the process,
+    # where it is: a bridge may be killed at any moment.
+    threading.Thread(target=_carry_until_error, args=(options, ended), daemon=True).start()
+    if (error := ended.get()) is not None:
+        raise error
+    return 0
+
+
+def _carry_until_error(options: Options, ended: SimpleQueue[BaseException | None]) -> None:
+    stopped = threading.Event()  # never set: the process ends
     path = f"{options.group}/{escape(options.exchange.encode())}"
-    here = GroupLink(options.address, path, user=options.user, token=options.token, stopping=stopped, create=True)
-    with closing(here):
-        try:
+    try:
+        link = GroupLink(options.address, path, user=options.user, token=options.token, stopping=stopped, create=True)
+        with closing(link) as here:
             Bridge(options, here).run()
-        except SystemExit:
-            return 0
+    except BaseException as error:
+        ended.put(error)
 
 
 class Bridge:

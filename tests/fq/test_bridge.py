@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -124,6 +125,28 @@ def test_what_crosses_a_bridge() -> None:
             assert full.hops == bytes([127, 0, 0, 3, 127, 0, 0, 2, 0, 0, 0, 0])
             assert (empty.payload, len(empty.id)) == (b"", 16)
         assert bridge.stop() == 0
+
+
+SIGNALLED = """
+import os, runpy, signal
+from mqfs.ninep.client.connection import File
+collect = File.__del__
+def signal_and_collect(file):
+    os.kill(os.getpid(), signal.SIGTERM)
+    collect(file)
+File.__del__ = signal_and_collect
+runpy.run_module("mqfs", run_name="__main__")
+"""
+
+
+def test_a_signal_while_garbage_is_collected_ends_it() -> None:
+    """Python ignores what is raised there."""
+    with nodes(1) as ((one,), _):
+        words = ("ex", "prefix:", one.server.address, "--node", "127.0.0.9")
+        command = [sys.executable, "-c", SIGNALLED, "bridge", "fq", f"127.0.0.1:{one.port}", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_S)
+        assert done.returncode == 0, done.stderr
+        assert "ignored" not in done.stderr
 
 
 def test_a_client_on_the_host_of_the_broker_here() -> None:
