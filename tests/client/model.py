@@ -111,23 +111,29 @@ class Owed:
         rest = (place for place in range(self.next, len(log.sent)) if self.wants(log.sent[place].stream))
         return [place for place in rest if not self.may_be_gone(place) and old.get(place, True)]
 
-    def message(self, stream: str, body: bytes, sequence: int) -> None:
-        """It was given that one. Raises AssertionError where that must not be."""
+    def message(self, stream: str, body: bytes, sequence: int, *, is_rest: bool = False) -> None:
+        """It was given that one. `is_rest`: the last part of a body of two, whose first part is lost. Raises
+        AssertionError where that must not be."""
         log = self.log
-        place = log.places.get(body, -1)
+        place = self._place_of_rest(stream, body) if is_rest else log.places.get(body, -1)
         assert place >= 0, f"no client wrote {body[:20]!r}"
         assert log.sent[place].stream == stream, f"{body[:20]!r} is of {log.sent[place].stream}, not of {stream}"
         assert self.wants(stream), f"{stream} was not asked for"
         assert place >= self.next, f"{body[:20]!r} came again, or behind its place"
-        missed = [p for p in range(self.next, place) if self.wants(log.sent[p].stream)]
+        missed = [p for p in range(self.next, place + is_rest) if self.wants(log.sent[p].stream)]
         for p in missed:
             promised = self.old.get(p, True)
             assert not promised or self.may_be_gone(p), f"{log.sent[p].body[:20]!r} was left out, and is kept"
             self.lost += bool(promised)
             self.perhaps += not promised  # it may have been gone before, and then is no loss
-        self.next, self.given = place + 1, self.given + 1
+        self.next, self.given = place + 1, self.given + (not is_rest)
         self.is_back = self.is_back or log.sent[place].restarts == log.restarts
         self.bound(sequence + 1)
+
+    def _place_of_rest(self, stream: str, body: bytes) -> int:
+        """The first place to come of a body in that stream which ends so; -1: there is none."""
+        sent = enumerate(self.log.sent[self.next :], self.next)
+        return next((at for at, one in sent if one.stream == stream and one.body.endswith(body)), -1)
 
     def fell_behind(self, lost: int) -> None:
         assert lost > 0, "a loss reported without its count"

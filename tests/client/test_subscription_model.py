@@ -219,7 +219,7 @@ class Story:
             assert not timeout, f"due {owed.due()[:9]}, {owed.lost} lost, {owed.told} reported: nothing comes"
             raise
         else:
-            owed.message(message.stream, message.body, message.sequence)
+            owed.message(message.stream, message.body, message.sequence, is_rest="part" in message.headers)
 
     # ------------------------------------------------------------ all of it
 
