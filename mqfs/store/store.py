@@ -399,6 +399,11 @@ class DiskStore:
         self._closing.discard(fd)
         self.disk.close(fd)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: its copy of the lock would hold that when the parent has ended."""
+        if not self._closed:
+            self.disk.close(self._lock)
+
     def close(self) -> None:
         if self._closed:
             return

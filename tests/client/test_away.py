@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -507,35 +508,60 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(server: Server,
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@contextmanager
+def outlived(use: Callable[[], object]) -> Iterator[None]:
+    """A process that has the result of `use` is killed; a child which it forked lives through the block."""
+    forked, may_end = os.pipe(), os.pipe()
+    parent = os.fork()
+    if not parent:
+        try:
+            used = use()
+            if not os.fork():
+                os.close(may_end[1])
+                os.write(forked[1], b"x")
+                os.read(may_end[0], 1)
+                os._exit(0)
+            signal.pause()
+            assert used  # until now
+        finally:
+            os._exit(2)
+    try:
+        assert os.read(forked[0], 1)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        yield
+    finally:
+        for end in (*forked, *may_end):
+            os.close(end)
+
+
 @pytest.mark.parametrize("transport", ["9p", "auto"])
 def test_a_forked_child_keeps_no_claim_of_a_parent_that_is_killed(server: Server, transport: str) -> None:
     """Its copy of the connection would be open, and the server not see the end."""
+
+    def claim() -> object:
+        claims = mqfs.connect(server.address, transport=transport).group("g").take("s")
+        claims.get(HANG_S)
+        return claims
+
     with server.connect() as client:
         group = client.group("g", create=True, ctl=["deliver one"])
         group.publish("s", b"job")
-        forked, may_end = os.pipe(), os.pipe()
-        parent = os.fork()
-        if not parent:
-            try:
-                claims = mqfs.connect(server.address, transport=transport).group("g").take("s")
-                claims.get(HANG_S)
-                if not os.fork():
-                    os.close(may_end[1])
-                    os.write(forked[1], b"x")
-                    os.read(may_end[0], 1)
-                    os._exit(0)
-                signal.pause()
-            finally:
-                os._exit(2)
-        try:
-            assert os.read(forked[0], 1)
-            os.kill(parent, signal.SIGKILL)
-            os.waitpid(parent, 0)
-            with group.take("s") as claims:
-                assert claims.get(HANG_S).deliveries == 2
-        finally:
-            for end in (*forked, *may_end):
-                os.close(end)
+        with outlived(claim), group.take("s") as claims:
+            assert claims.get(HANG_S).deliveries == 2
+
+
+@pytest.mark.process
+def test_a_forked_child_keeps_no_store_of_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Its copy of the lock would hold that."""
+
+    def publish() -> object:
+        client = mqfs.open(tmp_path / "store")
+        client.group("g", create=True, ctl=["replay all"]).publish("s", b"x")
+        return client
+
+    with outlived(publish), mqfs.open(tmp_path / "store") as client:
+        assert [message.body for message in client.group("g").history()] == [b"x"]
 
 
 def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from mqfs import limits
 from mqfs.client.types import READ_BYTES, TEMPORARY, File
@@ -375,12 +376,23 @@ class EmbeddedFile:
 
 # ---------------------------------------------------------------- the store and its lock
 
+_opened: WeakSet[DiskStore] = WeakSet()
+
+
+def _leave_stores() -> None:
+    for store in _opened:
+        store.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_stores)
+
 
 def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskStore:
     """Open a store. Raises BadStore; where another process has it, with the way to reach that."""
     check_alone(path)
     try:
-        return DiskStore(path, post)
+        _opened.add(store := DiskStore(path, post))
+        return store
     except BadStore as error:
         holder = re.search(r"in use by process (\d+)$", error.detail)
         if holder is None:
