@@ -69,11 +69,22 @@ class Served:
         return self.server.text()
 
 
+# Call with alarms until the call has ended: on a busy machine the first may come before it has begun.
+ALARMED = """
+def alarmed(call, *arguments):
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        return call(*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
 class Child:
-    """A python program with `mq`, a path, that prints lines; for what must be another process."""
+    """A python program with `mq`, a path, and `alarmed`, that prints lines; for what must be another process."""
 
     def __init__(self, mq: Path, program: str, *words: str) -> None:
-        head = f"import os, sys, fcntl, signal, time, select, errno\nmq = {str(mq)!r}\n"
+        head = f"import os, sys, fcntl, signal, time, select, errno\nmq = {str(mq)!r}\n{ALARMED}"
         self.process = subprocess.Popen(
             [*words, sys.executable, "-u", "-c", head + program],
             stdin=subprocess.PIPE,

@@ -107,7 +107,7 @@ def fill(place: Place) -> None:
 def test_a_signal_ends_a_write_of_lines_that_waits_for_room(on_both: Callable[..., list[Any]], data: bytes) -> None:
     def scene(place: Place) -> tuple[str, bytes]:
         fill(place)
-        program = WRITER + f"signal.setitimer(signal.ITIMER_REAL, 0.1)\nprint(errno.errorcode[-write({data!r})])\n"
+        program = WRITER + f"print(errno.errorcode[-alarmed(write, {data!r})])\n"
         with Child(place.group, program + f"write({data!r})") as child:
             said = child.line()
             eventually(lambda: calls(child.process.pid, WRITE))

@@ -270,8 +270,8 @@ def test_a_handler_that_forks_while_something_is_waited_for(name: str) -> None:
     def act(again: Ring) -> None:
         pid, held = os.getpid(), prepare(again)
         signal.signal(signal.SIGALRM, fork_in_a_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises((Forked, errors.Stale)) as raised:
+        with pytest.raises((Forked, errors.Stale)) as raised:  # noqa: PT012
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             wait(again, held)
         if os.getpid() == pid:
             assert raised.type is Forked
