@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pexpect
@@ -116,9 +116,12 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
         keep(client, "a", b"hello\n")
         stream = client.open("a/s")
         assert stream.receive() == b"hello\n"
-        timer = threading.Timer(0.2, server.process.send_signal, (number,))
-        timer.start()
-        assert stream.receive() == b""
+        with ThreadPoolExecutor(1) as threads:
+            read = threads.submit(stream.receive)
+            with connect(dial(tmp_path)) as other:
+                eventually(lambda: b'"waiting": 1' in other.open("a/.stats").receive(65_536), "it waits")
+            server.process.send_signal(number)
+            assert read.result(HANG_S) == b""
         assert server.process.wait(HANG_S) == 0
         client.close()
     assert not (tmp_path / "s").exists()
