@@ -33,6 +33,15 @@ def before_next_look(began: float, what: str) -> float:
     return min(max(waited / 10, 0.005), 0.05)
 
 
+def unhurried(act: Callable[[int], T], wanted: T) -> None:
+    """Assert what comes of an act of a test that has to end before something is due. `act` is given by how many times
+    to multiply the time that it has: more and more, as a busy machine may take longer than the first."""
+    for times in (1, 10, 100):
+        if (found := act(times)) == wanted:
+            return
+    assert found == wanted
+
+
 async def eventually_async(value: Callable[[], T], what: str = "it") -> T:
     """The same, in a program of trio or of asyncio."""
     import anyio  # not at the top: what imports this may run as a user who has little
