@@ -338,9 +338,10 @@ def test_claims_that_wait_count_among_those_of_a_user(hasty: Web, held: int, mos
     assert len(tokens) == held
     for _ in range(6):
         assert hasty.post(f"{mail}/claim?wait=10ms").status == 204
-    waits = [hasty.raw() for _ in range(5 - held)]
+    waits: list[socket.socket] = []
     try:
-        for number, sock in enumerate(waits, 1):
+        for number in range(1, 6 - held):
+            waits.append(sock := hasty.raw())  # not before: one that asks for nothing is closed soon
             line = f"POST {mail}/claim?wait=1h&max={most} HTTP/1.1"
             sock.sendall(f"{line}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             hasty.eventually_open(group, "mail", number + bool(held))

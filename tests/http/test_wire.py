@@ -345,9 +345,10 @@ def test_a_reader_of_nothing_is_left(hasty: Web) -> None:
 
 
 def test_connections_of_a_user_are_bounded(hasty: Web) -> None:
-    socks = [hasty.raw() for _ in range(12)]
+    socks: list[socket.socket] = []
     try:
-        for sock in socks:
+        for _ in range(12):
+            socks.append(sock := hasty.raw())
             sock.sendall(b"GET /.health HTTP/1.1\r\n" + HOST + b"\r\n")
             assert statuses(sock.recv(4_096)) == [200]
         with hasty.raw() as sock:
