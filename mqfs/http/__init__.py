@@ -2,5 +2,5 @@
 
 Bytes → `wire` → Request → `target` (which node a path means) → `routes` (method and node → call) → Answer → bytes. The
 calls (groups, publishing, reading, consuming) use Tree and Handle only and import no trio; `connection` and `server`
-move the bytes. The only state that outlives a request is `claims`.
+move the bytes. Only the open claims (consuming.py) outlive a request.
 """

@@ -15,24 +15,24 @@ from mqfs.errors import BadRequest, MqfsError
 
 Headers = list[tuple[str, str]]
 NO_STORE: Headers = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
-SANDBOX = ("Content-Security-Policy", "sandbox")  # of what others wrote
+SANDBOX = ("Content-Security-Policy", "sandbox")  # for content that other users wrote
 TEXT, JSON, LINES = "text/plain; charset=utf-8", "application/json", "application/x-ndjson"
 
 
 class Cut(Exception):
-    """The rest of a body cannot be sent: the connection ends without the body's end, so that no gap is silent."""
+    """The rest of a body cannot be sent. The connection closes before the body's end, so that the client notices."""
 
 
 @attrs.define
 class Answer:
-    """An answer. `done` is called once, with whether all of it was sent."""
+    """An answer. `done` is called once: True if all of it was sent."""
 
     status: int
     body: bytes | AsyncIterator[bytes] = b""
     kind: str = TEXT
     headers: Headers = attrs.Factory(list)
     done: Callable[[bool], None] | None = None
-    endless: bool = False  # a slow reader of it may be as slow as it likes
+    endless: bool = False  # its client may read as slowly as it likes
 
     def all_headers(self) -> Headers:
         return [("Content-Type", self.kind), *self.headers] if self.body or self.status == 200 else self.headers
@@ -43,7 +43,7 @@ def as_json(value: Any, status: int = 200) -> Answer:
 
 
 def json_answer(text: str, status: int = 200) -> Answer:
-    """An answer with a text that is JSON."""
+    """Return an answer whose body is a text of JSON."""
     return Answer(status, text.encode(), JSON, list(NO_STORE))
 
 
@@ -52,7 +52,8 @@ def json_answer(text: str, status: int = 200) -> Answer:
 
 @attrs.frozen
 class Format:
-    """A framing of messages. `cursor` is the engine's format, `lost` None where a gap must end the connection."""
+    """A framing of messages. `cursor` is the engine's format. `lost` frames a range of lost sequences; where it is
+    None, a gap must close the connection."""
 
     kind: str
     cursor: str
@@ -68,18 +69,18 @@ BREAK = re.compile("\r\n|\n|\r")
 
 
 def media_type(kind: str) -> str:
-    """A content type without its parameters, for comparison."""
+    """Return a content type without its parameters, in lower case."""
     return kind.partition(";")[0].strip().lower()
 
 
 def event(text: str, *, name: str = "", sequence: int | None = None) -> bytes:
-    """One event: the text is split at every line end that a client knows."""
+    """Return one server-sent event. The text is split at each line end of the format: CR LF, LF and CR."""
     head = (f"id: {sequence}\n" if sequence is not None else "") + (f"event: {name}\n" if name else "")
     return (head + "".join(f"data: {line}\n" for line in BREAK.split(text)) + "\n").encode()
 
 
 def _json_event(line: bytes) -> bytes:
-    """The event of a line of `format json`, which begins with the sequence and holds no line end."""
+    """Return the event for a line of `format json`, which begins with the sequence and contains no line end."""
     sequence = line[len(b'{"sequence":') : line.index(b",")]
     return b"id: %b\ndata: %b\n" % (sequence, line)
 
@@ -126,12 +127,13 @@ ACCEPTED = {
 
 
 def accepted(accept: str) -> list[str]:
-    """The types of an Accept header, without their parameters, in its order."""
+    """Return the types of an Accept header, without their parameters, in its order."""
     return [part.partition(";")[0].strip().lower() for part in accept.split(",")]
 
 
 def choose(word: str | None, accept: str, data: str | None = None) -> Format:
-    """The format of `format=`, or of the first known type of Accept. `data`: of an event. Raises BadRequest."""
+    """Return the format of `format=`, else of the first known type of Accept, else raw. `data`: what an event holds,
+    "json" (the default) or "raw". Raises BadRequest."""
     if word is not None and word not in FORMATS:
         raise BadRequest(f"format {word!r} (expected one of {' '.join(FORMATS)})")
     known = (ACCEPTED[kind] for kind in accepted(accept) if kind in ACCEPTED)
@@ -142,7 +144,7 @@ def choose(word: str | None, accept: str, data: str | None = None) -> Format:
 
 
 def base64_body(text: Any, key: str = "body_base64") -> bytes:
-    """The bytes of the value of a `key` of JSON. Raises BadRequest."""
+    """Decode the base64 value of a `key` of JSON. Raises BadRequest."""
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, TypeError):
@@ -167,7 +169,7 @@ class NoToken(Unauthorized):
 
 
 class NotAllowed(MqfsError):
-    """A method that a file does not have. `allowed` are those it has."""
+    """A method that a file does not have. `allowed` lists its methods."""
 
     text, http = "method not allowed", 405
 
@@ -229,7 +231,7 @@ class Unsupported(MqfsError):
 
 
 class UnknownCoding(MqfsError):
-    """A Transfer-Encoding that would have to be undone, such as gzip."""
+    """A Transfer-Encoding that would have to be decoded, such as gzip."""
 
     text, http = "transfer coding not implemented", 501
 
@@ -239,7 +241,7 @@ class BadVersion(MqfsError):
 
 
 def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
-    """Content type and body for a condition: a line, or RFC 9457."""
+    """Return content type and body for an error: a line of text if `plain`, else the JSON of RFC 9457."""
     if plain:
         return "text/plain; charset=utf-8", f"{error}\n".encode()
     body = {"type": "about:blank", "title": error.text, "status": error.http, "detail": str(error)}

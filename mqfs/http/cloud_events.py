@@ -1,10 +1,10 @@
 """CloudEvents 1.0 by HTTP ↔ messages: an attribute is a header `ce-NAME` of the message, the data is its body.
 
-In binary mode the attributes are headers of the request as well; in structured mode the event is an object of JSON, and
-a batch is an array of them. A message that came by either mode looks the same.
+In binary mode the attributes are headers of the request; in structured mode the event is a JSON object, and a batch is
+an array of them. Both modes make the same message.
 
-The values of a JSON array come one after the other, in the very characters that were sent, and are bounded before each
-is parsed, so that no body of a client keeps others waiting.
+The elements of a JSON array are parsed one after another, and keep the characters that were sent. Each is bounded
+before it is parsed, so that no body of a client delays others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def is_json(text: bytes) -> bool:
-    """Whether it is one value."""
+    """Whether a text is one JSON value."""
     try:
         _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ _DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 def elements(body: bytes) -> Iterator[str]:
-    """The elements of an array, or the one value that is none. Raises BadRequest, TooLong."""
+    """Yield the elements of a JSON array, or the body itself if it is another value. Raises BadRequest, TooLong."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -54,7 +54,7 @@ def elements(body: bytes) -> Iterator[str]:
     at = _past_blanks(text, at + 1)
     if text.startswith("]", at):
         return _require_end(text, at + 1)
-    begin, part = 0, ""  # what is parsed at once, and where it begins
+    begin, part = 0, ""  # the text that is parsed at once, and its offset
     while True:
         if not part or at - begin > limits.HTTP_JSON_BYTES:
             begin, part = at, text[at : at + 2 * limits.HTTP_JSON_BYTES]
@@ -69,7 +69,7 @@ def elements(body: bytes) -> Iterator[str]:
 
 
 def _element_end(text: str, at: int, *, is_cut: bool = False) -> int:
-    """Where a value ends. `is_cut`: there is more text."""
+    """Return the end of the value at an offset. `is_cut`: more text follows. Raises BadRequest, TooLong."""
     if len(text) - at > 2 * limits.HTTP_JSON_BYTES:
         text, is_cut = text[: at + 2 * limits.HTTP_JSON_BYTES], True
     try:
@@ -79,18 +79,19 @@ def _element_end(text: str, at: int, *, is_cut: bool = False) -> int:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise BadRequest(f"body: not JSON: {reason}") from None
         end = len(text)
-    if is_cut and end == len(text):  # a number, too, may go on
+    if is_cut and end == len(text):  # even a number may continue
         expected = f"at most {limits.HTTP_JSON_BYTES} characters"
         raise TooLong(f"body: not JSON, or an element is too long (expected {expected})")
     return end
 
 
 def member(text: str, name: str) -> str:
-    """The characters of a member of an object, which is JSON and has it; of several, of the last, as json.loads."""
+    """Return the characters of a member's value in a valid JSON object; of several of that name the last one's, as
+    json.loads does; empty if there is none."""
     at, found = text.index("{") + 1, ""
     while text[at := _past_blanks(text, at)] != "}":
         key, end = _DECODER.raw_decode(text, at)
-        begin = _past_blanks(text, _past_blanks(text, end) + 1)  # behind the colon
+        begin = _past_blanks(text, _past_blanks(text, end) + 1)  # after the colon
         _, at = _DECODER.raw_decode(text, begin)
         if key == name:
             found = text[begin:at]
@@ -113,7 +114,7 @@ def _require_end(text: str, at: int) -> None:
 
 
 PREFIX = "ce-"
-MARK = "ce-specversion"  # what tells that a message is an event
+MARK = "ce-specversion"  # the header by which a message is an event
 EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 CONTENT_TYPE = "content-type"
 _NEEDED = ("id", "source", "specversion", "type")
@@ -125,19 +126,19 @@ _PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "") 
 
 
 class Event(NamedTuple):
-    """A message: its headers, and its body."""
+    """The headers and the body of a message that is an event."""
 
     headers: dict[str, str]
     body: bytes
 
 
 def is_structured(given: Mapping[str, str]) -> bool:
-    """Whether the body of a request with those headers is an event, or a batch."""
+    """Whether the body of a request is an event or a batch, by its content type."""
     return media_type(given.get(CONTENT_TYPE, "")) in (EVENT, BATCH)
 
 
 def from_headers(given: Mapping[str, str]) -> dict[str, str]:
-    """The headers of the message of a request in binary mode; of another request none. Raises BadRequest."""
+    """Return the message's headers of a request in binary mode; none for another request. Raises BadRequest."""
     if MARK not in given:
         return {}
     found = {name: unquote(value) for name, value in given.items() if name.startswith(PREFIX)}
@@ -146,15 +147,15 @@ def from_headers(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers of an answer in binary mode that is that message; of one that is no event none. A header that is no
-    attribute is left out, whatever its name begins with: other front ends take any name."""
+    """Return the headers of an answer in binary mode for a message's headers; none where it is not an event. Headers
+    with the prefix that are not attributes are left out: other front ends accept any name."""
     if MARK not in own:
         return []
     return [(name, quote(value, safe=_PLAIN)) for name, value in own.items() if _ATTRIBUTE.fullmatch(name)]
 
 
 def from_body(body: bytes, *, batch: bool) -> Iterator[Event]:
-    """The events of a request in structured mode, in steps of some milliseconds. Raises BadRequest, TooLong."""
+    """Yield the events of a request in structured mode, each in some milliseconds. Raises BadRequest, TooLong."""
     if not batch and body.lstrip()[:1] == b"[":
         raise BadRequest(f"body: an array (expected an object, or content type {BATCH})")
     if batch and body.lstrip()[:1] != b"[":
@@ -188,7 +189,7 @@ def _from_object(text: str) -> Event:
         body = _encoded(data)
     else:
         _encoded(json.dumps(data, ensure_ascii=False))
-        kind, body = kind or "application/json", member(text, "data").encode()  # its numbers are not to be rounded
+        kind, body = kind or "application/json", member(text, "data").encode()  # as sent: numbers are not rounded
     return Event(head | ({CONTENT_TYPE: kind} if kind else {}), body)
 
 
@@ -197,7 +198,7 @@ def _is_json(kind: str) -> bool:
 
 
 def _text(name: str, value: Any) -> str:
-    """An attribute as a header has it."""
+    """Return the value of an attribute as the text of a header. Raises BadRequest."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int):
@@ -226,7 +227,7 @@ def _check(attributes: Mapping[str, str]) -> None:
 def _is_time(text: str) -> bool:
     if (found := _TIME.fullmatch(text)) is None:
         return False
-    try:  # without the seconds, as there is a 60th at times
+    try:  # without the seconds, which may be 60, a leap second
         return datetime.fromisoformat(f"{found[1]}:00{found[2]}".upper()).tzinfo is not None
     except ValueError:
         return False

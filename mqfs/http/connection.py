@@ -1,7 +1,7 @@
-"""One connection: requests one after another, each answered before the next one is looked at.
+"""One connection: each request is answered before the next one is read.
 
 It bounds the time of requests and writes answers to the wire. While an answer is made the connection is not read; the
-server reports when its client is gone.
+server reports when its client disconnects.
 """
 
 from __future__ import annotations
@@ -43,44 +43,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqfs.http")
 T = TypeVar("T")
 REQUESTS = 16  # requests in a row before other connections are served
-SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
+SMALL_BYTES = 65_536  # a body up to this size is not charged to its user's memory
 
 
 class Connection:
-    """A channel, and the requests that come through it. It is also what its calls wait by (Call.front)."""
+    """A socket stream and the requests that arrive on it. Calls wait through it (Call.front)."""
 
     def __init__(self, server: HttpServer, channel: SocketStream, peer: Peer, rebindable: bool, table: Table) -> None:
         self.server, self.channel, self.rebindable, self.table = server, channel, rebindable, table
-        self.peer = peer  # of the request, whom it is charged to
+        self.peer = peer  # the peer that the present request is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
         self.scope = trio.CancelScope()
         self.idle = True  # between two requests
         self._parser = RequestParser()
         self._waits = False  # a call waits
-        self._begun = False  # something of its answer was sent
+        self._begun = False  # a part of the present answer was sent
         self._half_closed = self._gone = False
         self._version = "1.1"
         self._closing = False
-        self._unread = False  # a part of a request that was refused
+        self._unread = False  # a part of a refused request was not read
         self._slice_ends = 0.0
         self._slice = TimeSlice(server.fairness.of(peer.account))
         channel.before_wait = self._slice.pause
-        self._alone = b""  # the present request as it came, where nothing came before or after it
+        self._alone = b""  # the bytes of the present request, if it was received whole and alone
         self._repeated: RepeatedPublish | None = None
-        self._held = 0  # bytes of memory that count as the user's
-        self._request_bytes = 0  # of them those of the request
+        self._held = 0  # bytes of memory charged to the user
+        self._request_bytes = 0  # the part of them that is the request's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
     @property
     def grant(self) -> Grant | None:
-        """The grant of the token of its last request."""
+        """The grant of the last request's token."""
         return self._user[1].grant if self._user is not None else None
 
     # ------------------------------------------------------------ requests
 
     async def run(self) -> None:
-        """Answer requests until the client disconnects, or the connection has to end."""
+        """Answer requests until the client disconnects or the connection has to close."""
         requests = 0
         try:
             with self.scope:
@@ -105,9 +105,10 @@ class Connection:
             self._parser.close()
 
     async def _next(self) -> Request | None:
-        """The next request whose head is there, in the turn of its user; None: there is none."""
+        """Return the next request once its head is complete and its user has the turn; None if the connection is to
+        close."""
         parser, self._alone = self._parser, b""
-        if self._proxy is not None:  # until it is known whose request comes
+        if self._proxy is not None:  # until the client of the next request is known
             self._slice.queue = self.server.fairness.of(self._proxy.account)
         if parser.requests:
             await self.take_turn()
@@ -137,7 +138,7 @@ class Connection:
         return parser.requests.popleft()
 
     async def _receive(self, deadline: float) -> bytes:
-        """The next bytes. A stream is kept open for one more publish for a short time only."""
+        """Return the next bytes. The stream of a repeated publish is closed after limits.HTTP_REPEAT_S without any."""
         if self._repeated is not None:
             try:
                 return await self.channel.receive_soon(limits.HTTP_REPEAT_S)
@@ -151,7 +152,7 @@ class Connection:
             self._repeated = None
 
     async def _refuse(self, error: MqfsError) -> None:
-        """Answer an invalid request; nothing more can be read."""
+        """Answer an invalid request, after which no other can be read."""
         self._closing = self._unread = True
         await self._send(Request(), self.table.refuse(Request(), error))
 
@@ -215,7 +216,7 @@ class Connection:
         answer = await route.call(call)
         if self._alone and self._proxy is None:
             self._repeated = repeatable(call, route, self._alone)
-        # A call that was done, and cannot be undone, is answered: a refusal would hide it.
+        # A completed change that cannot be undone is answered: a refusal would hide it.
         refuse = answer.done is not None or request.method in ("GET", "HEAD")
         try:
             if isinstance(answer.body, bytes):
@@ -227,7 +228,7 @@ class Connection:
         return answer
 
     def is_encrypted(self, request: Request) -> bool:
-        """Whether a request used TLS all the way; of a proxy's requests that is what it says."""
+        """Whether a request used TLS all the way; for a request of a proxy, what its X-Forwarded-Proto says."""
         proto = request.headers.get("x-forwarded-proto", "")
         return self.channel.encrypted if self._proxy is None else is_encrypted(proto)
 
@@ -240,7 +241,7 @@ class Connection:
         return self._user[1]
 
     async def _receive_body(self, request: Request, route: Route) -> None:
-        """Raises TooLong, TooSlow, OverLimit, and what the parser found."""
+        """Receive the body of a request. Raises TooLong, TooSlow, OverLimit, Gone, and the parser's error."""
         most = route.most_bytes
         if request.announced > most:
             raise TooLong(f"body of {request.announced} bytes: too long (expected at most {most})")
@@ -267,8 +268,8 @@ class Connection:
             raise TooLong(f"body: too long (expected at most {most} bytes)")
 
     def hold(self, size: int, *, refuse: bool = True) -> None:
-        """Charge the user of the request with its answer as far as it is made, `size` bytes. Raises OverLimit, if it
-        may `refuse`."""
+        """Charge the request's user for the answer, of which `size` bytes are made so far. Raises OverLimit, if
+        `refuse`."""
         self._hold(self._request_bytes + (size if size > SMALL_BYTES else 0), refuse)
 
     def _hold(self, size: int, refuse: bool = True) -> None:
@@ -278,7 +279,7 @@ class Connection:
     # ------------------------------------------------------------ answers
 
     async def _send(self, request: Request, answer: Answer) -> bool:
-        """Whether the kernel took all of it. Raises Gone."""
+        """Send an answer. Returns whether the kernel accepted all of it. Raises Gone."""
         self._begun = True
         self.server.note(self.peer, request, answer)
         self._closing = self._closing or not request.keep_alive or self.server.stopping
@@ -301,15 +302,16 @@ class Connection:
         return await self._stream(head, body, chunked, math.inf if answer.endless else limits.HTTP_SEND_S)
 
     async def _send_parts(self, parts: tuple[bytes, ...], patience: float) -> None:
-        """Send parts one after another; large ones without a copy, which would be held as long as its client reads."""
+        """Send parts one after another. Large ones are not joined: the copy would take memory until the client has read
+        it."""
         if sum(map(len, parts)) <= SMALL_BYTES:
             parts = (b"".join(parts),)
         for part in parts:
             await self.channel.send(part, patience)
 
     async def _stream(self, head: bytes, body: AsyncIterator[bytes], chunked: bool, patience: float) -> bool:
-        """Send a body piece by piece; each is taken by the kernel before the next one is made. The call has charged the
-        first."""
+        """Send a body piece by piece; the kernel has accepted each before the next one is made. The call has charged
+        the first piece already."""
         try:
             async with aclosing(cast(Any, body)):
                 async for piece in body:
@@ -317,7 +319,7 @@ class Connection:
                         self.hold(len(piece))
                     await self._send_parts((head, *(wire.chunk(piece) if chunked else (piece,))), patience)
                     head = b""
-                    del piece  # the next one may be long in coming
+                    del piece  # free it: the wait for the next piece may be long
                     self.hold(0)
                     await self._slice.stop()
                     await self.take_turn()
@@ -331,13 +333,15 @@ class Connection:
     # ------------------------------------------------------------ waiting
 
     async def await_step(self, step: Step[T], seconds: float | None = None, *, looks: bool = True) -> T:
-        """The value of a step. Raises TimedOut after that time, unless it is done by then, or `looks` to the end of
-        what is there; Interrupted where the server stops; OverLimit. Nothing was done then."""
+        """Return the value of a step, for which it waits up to `seconds` (None: without a bound).
+
+        Raises TimedOut after that time; a step that still searches the present messages ends its search first, if
+        `looks`. Raises Interrupted if the server stops, and OverLimit. A step that raises these has done nothing."""
         if not isinstance(step, Wait):
             return step
         if step.settled:
             return step.result()
-        if self.tree.closing and step.cancel():  # the others were ended before, and no one would end this one
+        if self.tree.closing and step.cancel():  # earlier waits were cancelled; nothing would end this one
             raise Interrupted("the server stops")
         counted = self._count_wait(step)
         self._waits = True
@@ -358,12 +362,12 @@ class Connection:
         raise TimedOut
 
     def to_the_end(self) -> AbstractContextManager[object]:
-        """For what has to be undone although the client is gone: it waits all the same."""
+        """Return a scope for work that has to be undone: its waits are not cancelled when the client disconnects."""
         return trio.CancelScope(shield=True)
 
     async def _looked_up(self, call: Callable[[], T]) -> T:
-        """What a call returns that may need names of the system's database of users. Others of the user have their
-        turn while it does not answer. Raises NotAnswered."""
+        """Return the result of a call that may look up the system's database of users. Other connections of the user
+        have the turn until the database answers. Raises NotAnswered."""
         step = answered(call)
         if isinstance(step, Wait):
             self._slice.pause()
@@ -374,7 +378,8 @@ class Connection:
         return step
 
     def _count_wait(self, step: Wait[Any]) -> bool:
-        """Count it against its user's share; over that it is refused, if it can be cancelled."""
+        """Count a wait against its user's limit; return whether it was counted. Beyond the limit it is refused, unless
+        it can no longer be cancelled. Raises OverLimit."""
         try:
             self.tree.waits.acquire(self.peer.account)
         except OverLimit:
@@ -384,14 +389,14 @@ class Connection:
         return True
 
     async def pause(self) -> None:
-        """Let other connections have their turn, after as much work as one has at once."""
+        """Give other connections their turn if the present time slice has ended."""
         if perf_counter() > self._slice_ends:
             await self._slice.stop(False)
             await self.take_turn()
             self._slice_ends = perf_counter() + self._slice.most_s
 
     async def take_turn(self) -> None:
-        """Wait for the turn of its user, which is charged with the work from now on."""
+        """Wait for the turn of the connection's user, who is charged for the work from then on."""
         await self._slice.start()
 
     def begin_stream(self) -> None:
@@ -403,24 +408,25 @@ class Connection:
     # ------------------------------------------------------------ the client's end
 
     def half_closed(self) -> None:
-        """It sends no more. It may still read: ask, if a call waits for it."""
+        """Record that the client has shut down its sending side. It may still read: probe, if a call waits for it."""
         self._half_closed = True
         if self._waits:
             self._probe()
 
     def _probe(self) -> None:
-        """Send bytes that every client ignores: the host of a client that is gone answers with a reset."""
+        """Send bytes that every client ignores: the host of a disconnected client answers with a reset."""
         if self._version == "1.1" and not self._begun:
             self.channel.send_now(wire.CONTINUE)
 
     def gone(self) -> None:
-        """The client is not there any more. The next read says so, too, unless a call waits first."""
+        """Record that the client has disconnected, and cancel its waits. Between two requests the next read finds the
+        end."""
         self._gone = True
         if not self.idle:
             self.lost()
 
     def lost(self) -> None:
-        """The client is gone: cancel all waits for it, which then claim nothing."""
+        """Cancel all waits of the connection, which then claim nothing."""
         self.scope.cancel()
 
 
@@ -428,11 +434,12 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNOREC
 
 
 class RepeatedPublish:
-    """A publish like the one before it on the same connection, whose head was checked then; its stream stays open.
+    """A publish with the head of the one before it on the same connection, which was checked then; its stream stays
+    open.
 
     Two things must not have changed: the bytes of the head except the length of the body, and the state of each group
-    from the stream's to the root. Any other request is parsed and checked in full. `before` and `behind`: the head
-    around the length of the body.
+    from the stream's to the root. Any other request is parsed and checked in full. `before` and `behind` are the bytes
+    of the head before and after the length of the body.
     """
 
     def __init__(self, call: Call, before: bytes, behind: bytes) -> None:
@@ -443,7 +450,7 @@ class RepeatedPublish:
         self._logs = [(group.log, group.log.changes) for group in _up(call.group)]
 
     def take(self, data: bytes) -> bool:
-        """Whether that is one more such request, whole and alone; its body is then the request's."""
+        """Whether `data` is one more such request, whole and alone; if so its body replaces that of `request`."""
         end = data.find(b"\r", len(self._before))
         body = end + len(self._behind)
         head = b"%b%d%b" % (self._before, len(data) - body, self._behind)
@@ -455,7 +462,7 @@ class RepeatedPublish:
         return True
 
     async def publish(self) -> Answer:
-        """Raises MqfsError."""
+        """Publish the body of `request` to the open stream. Raises MqfsError."""
         call, handle = self._call, self._handle
         if handle is None or handle.closed:
             handle = self._handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
@@ -468,7 +475,7 @@ class RepeatedPublish:
 
 
 def _up(group: Any) -> Iterator[Any]:
-    """The group and those above it, to the root."""
+    """Yield a group and its ancestors, up to the root."""
     yield group
     while group.parent is not group:
         group = group.parent
@@ -476,7 +483,8 @@ def _up(group: Any) -> Iterator[Any]:
 
 
 def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
-    """For more publishes like that one, which is done. `data`: the bytes it came in, whole and alone."""
+    """Return a RepeatedPublish for further requests like this completed one, or None where each has to be checked.
+    `data`: the bytes of the request, received whole and alone."""
     request = call.request
     if route.call not in (publish, put_there) or call.target.kind == "new stream" or not request.keep_alive:
         return None

@@ -1,10 +1,9 @@
-"""Consumers: made, looked at, claimed from; and `take` from streams under `deliver one`.
+"""Consumers over HTTP: make one, read its backlog, claim from it; and `take` from streams under `deliver one`.
 
-An open claim is the one thing that outlives a request. It belongs to an open handle, so each claim request keeps its
-handle here until its messages are settled or their leases end. It holds their tokens and leases; the consumer decides
-what becomes of a message: it may end a claim before, as at the end of the group's own lease and at a seek. Then the
-claim is void, and is dropped here when its user has no room for more, at a command that names it, and by the alarm,
-which rings at the end of either lease.
+Only an open claim outlives its request. It belongs to an open handle, so each claim request keeps its handle here until
+its messages are settled or their leases end. This module has the tokens and the client's leases. The consumer may end a
+claim earlier: at the end of the group's own lease, or at a seek. Such a claim is void. It is dropped here when its user
+has no room for more claims, at a command that names it, and by the alarm, which fires at the end of either lease.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MAC_BYTES = 16
 
 @attrs.define(eq=False)
 class OpenClaim:
-    """The messages of one claim request: the delivery and the end of the lease (engine time) of each."""
+    """The messages of one claim request, each with its number of deliveries and the end of its lease (engine time)."""
 
     number: int
     secret: str  # of its tokens
@@ -49,7 +48,7 @@ class OpenClaim:
     user: User
     account: Hashable
     alarm: Alarm
-    has_place: bool = False  # of its account's, for a message that it waits for
+    has_place: bool = False  # whether the message that it waits for is counted for its account
     deliveries: dict[int, int] = attrs.Factory(dict)
     due_ns: dict[int, int] = attrs.Factory(dict)
 
@@ -59,13 +58,13 @@ class Claims:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._key = os.urandom(32)  # tokens are of this run
+        self._key = os.urandom(32)  # tokens are valid until the server ends
         self._numbers = count(1)
         self._open: dict[int, OpenClaim] = {}
         self._of_user: Counter[Hashable] = Counter()
 
     def room(self, account: Hashable, wanted: int) -> int:
-        """How many messages more a user may claim, of those wanted. Raises OverLimit where that is 0."""
+        """Return how many of the wanted messages a user may still claim. Raises OverLimit where that is 0."""
         if self._of_user[account] + wanted > limits.HTTP_USER_CLAIMS:
             for claim in [claim for claim in self._open.values() if claim.account == account and claim.due_ns]:
                 self.drop_void(claim)
@@ -75,21 +74,21 @@ class Claims:
         return min(left, wanted)
 
     def take_place(self, claim: OpenClaim) -> bool:
-        """Count the next message of a claim request, before it waits for it: others of its user may wait, too. False:
-        that user has no room for it."""
+        """Count the next message of a claim request before the request waits for it, as other requests of the user may
+        wait, too. Returns False where the user has no room for another."""
         if not claim.has_place and self._of_user[claim.account] < limits.HTTP_USER_CLAIMS:
             self._of_user[claim.account] += 1
             claim.has_place = True
         return claim.has_place
 
     def give_place(self, claim: OpenClaim) -> None:
-        """The claim request waits for no further message."""
+        """Stop counting a message for a claim request that waits for none any more."""
         self._of_user[claim.account] -= claim.has_place
         claim.has_place = False
 
     def begin(self, handle: Any, node: Any, user: User, account: Hashable) -> OpenClaim:
-        """A claim request; without messages yet, and with a place for the first. `account`: charged with them; `room`
-        was asked for it."""
+        """Return a new claim request, without messages and with a place for the first. `account` is charged for its
+        messages; `room` was called for it before."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
         secret = hmac.digest(self._key, f"{number}.{user.uid}".encode(), "sha256")[:MAC_BYTES].hex()
@@ -98,19 +97,19 @@ class Claims:
         return claim
 
     def add(self, claim: OpenClaim, sequence: int, delivery: int) -> str:
-        """A message that its handle claimed, in the place that was taken for it. Returns the token."""
+        """Add a message that the handle has claimed, in the place that was taken for it. Returns its token."""
         claim.deliveries[sequence] = delivery
         claim.has_place = False
         return self._token(claim, sequence)
 
     def lease(self, claim: OpenClaim, sequences: Iterable[int], seconds: float) -> None:
-        """From now on."""
+        """Lease messages to the client for `seconds` from now on."""
         due = self._tree.clock.engine_ns() + int(seconds * 1e9)
         claim.due_ns.update(dict.fromkeys(sequences, due))
         self._set_alarm(claim)
 
     def _set_alarm(self, claim: OpenClaim) -> None:
-        """For the first lease that ends: of the client, or of the group, which ends one without a word."""
+        """Set the alarm to the first end of a lease: the client's, or the group's own, which ends without a notice."""
         if claim.due_ns:
             due, own = min(claim.due_ns.values()), claim.node.group.settings.lease
             claim.alarm.at(min(due, self._tree.clock.engine_ns() + own) if own else due)
@@ -119,7 +118,8 @@ class Claims:
         return f"{claim.number}.{sequence}.{claim.deliveries[sequence]}.{claim.secret}"
 
     def find(self, token: str, uid: int, node: Any) -> tuple[OpenClaim, int]:
-        """The claim and the sequence of a token. Raises Stale where it is gone, Denied if it is another user's."""
+        """Return the claim and the sequence of a token. Raises BadRequest for an invalid token, Stale for a void claim,
+        Denied for another user's."""
         words = token.split(".")
         if len(words) != 4 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words[:3]):
             raise BadRequest(f"invalid token {token[:80]!r} (expected one of a claim)")
@@ -133,7 +133,7 @@ class Claims:
         return claim, sequence
 
     def settled(self, claim: OpenClaim, sequences: Iterable[int]) -> None:
-        """They are in flight no more."""
+        """Remove messages that are no longer in flight, and close the claim after its last one."""
         for sequence in sequences:
             if claim.deliveries.pop(sequence, None) is not None:
                 self._of_user[claim.account] -= 1
@@ -146,28 +146,29 @@ class Claims:
                 del self._of_user[claim.account]
 
     def drop_void(self, claim: OpenClaim) -> None:
-        """Drop the messages that the consumer took back."""
+        """Drop the messages that the handle no longer holds."""
         held = () if claim.node.removed else claim.handle.claims
         self.settled(claim, [sequence for sequence in claim.deliveries if sequence not in held])
 
     def command(self, claim: OpenClaim, line: str) -> None:
-        """A command whose result is not awaited; a claim that is gone stays so."""
+        """Write a command without waiting for its result. Errors are ignored: the claim is void then."""
         with suppress(MqfsError):
             claim.handle.write(f"{line}\n".encode())
 
     def release(self, claim: OpenClaim) -> None:
-        """The messages did not reach the client: requeue them, not counted as failed."""
+        """Requeue messages that did not reach the client, without counting a failed delivery."""
         for sequence in list(claim.deliveries):
             self.command(claim, f"release {sequence}")
         self.settled(claim, list(claim.deliveries))
 
     def end_grants(self, ended: Set[Grant]) -> None:
-        """Release the claims of tokens that are revoked, changed or expired."""
+        """Release the claims of tokens that were revoked, changed or expired."""
         for claim in [claim for claim in self._open.values() if claim.user.grant in ended]:
             self.settled(claim, list(claim.deliveries))
 
     def _expire(self, number: int, now_ns: int) -> None:
-        """Nack the messages whose lease ran out, each by itself, as others may be settled already. Drop void ones."""
+        """Nack the messages whose lease has expired, each by itself, as others may be settled already. Drop the void
+        ones."""
         claim = self._open.get(number)
         if claim is None:
             return
@@ -185,12 +186,12 @@ class Claims:
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
 _VALUES = ("backlog", "full", "order")
-_STEP_BYTES = 65_536  # that are charged at once: a call for each small message is a tenth of what that costs
-_NEXT_S = 0.1  # a claim looks no longer for one more message
+_STEP_BYTES = 65_536  # charged at once: a call for each small message would cost a tenth of its claim
+_NEXT_S = 0.1  # a claim searches no longer for one more message
 
 
 async def make(call: Call) -> Answer:
-    """A consumer: with options by a line of `ctl`, which is its owner's; else as any file."""
+    """Make a consumer: with options by a line of `ctl`, which only the group's owner may write; else as any file."""
     folder, name = call.target.node, call.target.name
     if any((options := _options(call)).values()):
         await _set_options(call, options)
@@ -203,10 +204,9 @@ async def make(call: Call) -> Answer:
 
 
 async def change(call: Call) -> Answer:
-    """The consumer is there. Of its options those that are given are changed, by a line of `ctl`; none, where it has
-    them."""
+    """Answer that the consumer exists, and change the given options by a line of `ctl`, unless it has them already."""
     answer, before = await is_there(call), dict[str, str | bool]()
-    if not call.target.name.startswith("."):  # that of a stream has no options
+    if not call.target.name.startswith("."):  # a stream's default consumer has no options
         own = call.target.node.state
         before = {"over": own.over, "transient": own.transient, "private": own.private, "memory": own.memory}
         before |= {"backlog": str(own.backlog), "full": own.full, "order": "key" if own.rules.ordered else "sequence"}
@@ -217,7 +217,7 @@ async def change(call: Call) -> Answer:
 
 
 def _options(call: Call) -> dict[str, str | bool]:
-    """The options of `consumer` in `ctl` that a request gives."""
+    """Return the options of `consumer` in `ctl` that a request gives. Raises BadCommand for one without its value."""
     given = {key: value for key in ("over", *_WORDS, *_VALUES) if (value := call.option(key)) is not None}
     if lacking := next((key for key in _VALUES if given.get(key) == ""), None):
         raise BadCommand(f"consumer: {lacking} without a value")
@@ -233,7 +233,7 @@ async def _set_options(call: Call, options: Mapping[str, str | bool]) -> None:
 
 
 async def peek(call: Call) -> Answer:
-    """The backlog, oldest first, without claiming it. With `after`: of later sequences only."""
+    """Return the backlog, oldest first, without claiming it; with `after`, only later sequences."""
     form = answers.choose(call.option("format") or "json", "*/*")
     if form.cursor not in ("raw", "line", "nul", "json"):
         raise BadRequest("format: unknown (expected json, raw, line or nul)")
@@ -263,42 +263,42 @@ async def peek(call: Call) -> Answer:
 
 
 class Collector:
-    """Reads messages from a handle, each claimed by its read."""
+    """Read messages from a handle; each read claims one."""
 
     def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
-        """`room`: takes a place for one more message, and says whether there is one."""
+        """`most`: how many messages at most. `room` reserves a place for one more, and returns whether it could."""
         self._call, self._handle, self._most, self._room = call, handle, most, room
         self.size = self._charged = 0  # bytes
 
     async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
-        """`add` the present messages: bytes, sequence, delivery. Wait for the first only."""
+        """Pass the present messages to `add`: bytes, sequence, delivery. Waits up to `seconds` for the first only."""
         count = 0
         while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and self._room():
             try:
                 step, most = self._handle.read(WHOLE), _NEXT_S if count else seconds
                 if isinstance(step, Wait) and not (step.settled or (most and not count)) and step.cancel(TimedOut()):
                     return
-                # One that does not wait and was not cancelled is looking for what is there, and ends by itself. That
-                # may take longer than those that were claimed are held.
+                # A step that was not cancelled here still searches the present messages, and ends by itself. For
+                # further messages it is bounded: the search may outlast the leases of those already claimed.
                 data = await self._call.front.await_step(step, most or None, looks=not count)
             except TimedOut:
                 return
             except MqfsError:
                 if count:
-                    return  # with what it has so far; the next request fails
+                    return  # with the messages so far; the next request fails
                 raise
             shown = self._handle.shown
             if shown is None or shown[0].sequence not in self._handle.claims:
-                return  # the end: the consumer was removed, or the server stops
+                return  # end-of-file: the consumer was removed, or the server stops
             add(data, shown[0].sequence, shown[1])
             self.size += len(data)
             count += 1
             if self.size > self._charged:
                 self._charged = self.size + _STEP_BYTES
-                try:  # before one more is read: it may be the longest there is
+                try:  # before the next read: its message may have the maximum size
                     self._call.front.hold(self._charged + limits.MESSAGE_BYTES)
                 except OverLimit:
-                    return  # with what it has so far
+                    return  # with the messages so far
             await self._call.front.pause()
 
 
@@ -311,7 +311,7 @@ def _lease(call: Call) -> float:
 
 
 async def claim(call: Call) -> Answer:
-    """Claim up to `max` messages; each line of the answer has a token to settle it by."""
+    """Claim up to `max` messages; each line of the answer has a message and the token to settle it."""
     claims, lease = call.front.claims, _lease(call)
     most = claims.room(call.owner, call.number("max", limits.HTTP_CLAIMED) or 1)
     wait = call.seconds("wait") or 0.0
@@ -356,14 +356,15 @@ def _open(call: Call, node: Any, form: str) -> ConsumerHandle:
 
 
 async def settle(call: Call) -> Answer:
-    """`ack`, `nack`, `release`, `dead`, `touch` of tokens, one a line: those of one claim request all or none."""
+    """Perform `ack`, `nack`, `release`, `dead` or `touch` for tokens, one a line: for each claim request all or none of
+    its tokens."""
     verb, claims = call.target.verb, call.front.claims
     suffix = _suffix(call, verb)
     lease = _lease(call) if verb == "touch" else 0.0
     call.tree.access(call.user, call.target.node, os.R_OK | os.W_OK)
     chosen: dict[OpenClaim, dict[str, int]] = {}
     left: set[str] = set()  # tokens that are not settled
-    void: set[str] = set()  # numbers of claim requests that have one, and settle none of their messages
+    void: set[str] = set()  # numbers of claim requests with a void token, none of whose messages are settled
     given = list(dict.fromkeys(_tokens(call.body)))
     for token in given:
         try:
@@ -384,7 +385,7 @@ async def settle(call: Call) -> Answer:
             claims.drop_void(mine)
             left.update(tokens)
             continue
-        except MqfsError:  # some of them may be done
+        except MqfsError:  # some of the messages may be settled
             claims.drop_void(mine)
             raise
         if verb == "touch":
@@ -396,8 +397,8 @@ async def settle(call: Call) -> Answer:
 
 
 def _command(handle: ConsumerHandle, verb: str, sequences: list[int], suffix: str) -> Step[int]:
-    """Settle messages of a handle, all or none. Raises Stale, and does nothing then."""
-    sequences = sorted(sequences, key=handle.claims.__contains__)  # the first line fails where one is not claimed
+    """Settle messages of a handle, all or none. Raises Stale where one is not claimed, and settles none then."""
+    sequences = sorted(sequences, key=handle.claims.__contains__)  # unclaimed ones first: the first line fails
     lines = [command_lines(f"{verb} {sequence}{suffix}") for sequence in sequences]
     fit = max(limits.CTL_BYTES // max(map(len, lines)), 1)
     step: Step[int] = 0
@@ -407,7 +408,7 @@ def _command(handle: ConsumerHandle, verb: str, sequences: list[int], suffix: st
 
 
 def _suffix(call: Call, verb: str) -> str:
-    """The arguments after a sequence."""
+    """Return the arguments after a sequence in a command."""
     if verb == "nack" and (after := call.option("after")) is not None:
         parse_duration(after)
         return f" {after}"
@@ -424,14 +425,15 @@ def _tokens(body: bytes) -> list[str]:
 
 
 def _not_settled(call: Call, tokens: list[str]) -> Answer:
-    """All that were not settled, one a line in plain text: a claim request of theirs has one that is void."""
+    """Return the answer for tokens that were not settled, as they are void or of a claim request with a void one. In
+    plain text it lists them, one a line."""
     plain = "json" not in call.request.headers.get("accept", "*/*")
     kind, body = problem(Stale(f"not settled: {len(tokens)} claims, void or of a request with a void one"), plain)
     return Answer(410, "".join(f"{token}\n" for token in tokens).encode() if plain else body, kind)
 
 
 async def seek(call: Call) -> Answer:
-    """Move the consumer: its claims are void."""
+    """Move the consumer, which makes all its claims void."""
     try:
         word = call.body.decode().strip()
     except UnicodeDecodeError:
@@ -444,7 +446,8 @@ async def seek(call: Call) -> Answer:
 
 
 async def take(call: Call) -> Answer:
-    """Take from a stream under `deliver one` and `ack read`: what reached the client is done."""
+    """Take messages from a stream under `deliver one` and `ack read`: those that reached the client are
+    acknowledged."""
     stream = call.target.node
     settings = stream.group.settings
     if settings.deliver != "one" or settings.ack != "read":
@@ -469,7 +472,7 @@ async def _take(call: Call, handle: ConsumerHandle, form: Format, most: int) -> 
     def done(sent: bool) -> None:
         verb = "ack" if sent else "release"
         for sequence in sequences if not handle.closed else ():
-            with suppress(MqfsError):  # each by itself: the lease of one may be over; it comes again
+            with suppress(MqfsError):  # each by itself: a message whose lease has expired is redelivered
                 handle.write(f"{verb} {sequence}\n".encode())
         handle.close()
 

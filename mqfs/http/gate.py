@@ -1,4 +1,4 @@
-"""The user of a request (the peer of its socket, its token's, or whom a proxy names), and what a browser may."""
+"""The user of a request (of its socket, of its token, or named by a proxy), and what a browser's page may do."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mqfs.model import User
 from mqfs.net import identity
 from mqfs.net.peer import TOKEN_NEEDED, Peer
 
-OPEN = ((".web",), (".health",))  # first names that who has no token may ask for, too: nothing of the tree is there
+OPEN = ((".web",), (".health",))  # first names that need no token: they show nothing of the tree
 CHALLENGES = [("WWW-Authenticate", 'Bearer realm="mqfs"'), ("WWW-Authenticate", 'Basic realm="mqfs"')]
 
 
 class Gate:
-    """Authenticate the requests of a front end; counts the wrong tokens of each address."""
+    """Authenticate the requests of a front end, and count the wrong tokens of each address."""
 
     def __init__(self) -> None:
-        self._failures: dict[Hashable, int] = {}  # by address, the one that failed longest ago first
+        self._failures: dict[Hashable, int] = {}  # by address; the least recent failure is first
 
     def user(self, peer: Peer, authorization: str | None) -> User:
-        """Raises Unauthorized, Denied."""
+        """Return the user of a request. Raises Unauthorized, Denied."""
         if peer.refused:
             raise Denied(peer.refused)
         if authorization is None and peer.needs_token:
             raise NoToken(TOKEN_NEEDED)
         if not peer.fixed or authorization is None:
-            return peer.itself()  # whom the kernel, its certificate or --tcp-user names
+            return peer.itself()  # named by the kernel, the certificate or --tcp-user
         secret = _secret(authorization)
         grant = peer.tokens.user(secret, f"{peer.where} {peer.account}") if peer.tokens is not None and secret else None
         if grant is None:
@@ -44,15 +44,15 @@ class Gate:
 
     @staticmethod
     def explain(error: MqfsError, peer: Peer, known: tuple[str | None, User] | None) -> MqfsError:
-        """A refusal that says whose rights were asked, where the client did not. `known`: what it said, and who it is
-        by that. Raises NotAnswered."""
+        """Return a refusal that names the user whose rights were checked, if the client gave no token; else `error`.
+        `known`: the Authorization header of the client, and the user it stands for. Raises NotAnswered."""
         if type(error) is not Denied or not peer.fixed or known is None or known[0] is not None:
             return error
         name = identity.shown_user(known[1].uid)
         return Denied(f"{error} (a client without a token is {name!r}: see --tcp-user and --token-file)")
 
     def delay(self, peer: Peer) -> float:
-        """Seconds until a wrong token of that address is answered."""
+        """Return the delay in seconds before a wrong token from the peer's address is answered."""
         return limits.HTTP_FAILURE_S if self._failures.get(peer.account, 0) > limits.HTTP_FAILURES else 0.0
 
     def _count(self, account: Hashable) -> None:
@@ -62,7 +62,7 @@ class Gate:
 
 
 def _secret(authorization: str) -> bytes:
-    """The token of an Authorization header: of Bearer, or the password of Basic. Empty: there is none."""
+    """Return the token of an Authorization header, of Bearer or as the password of Basic; empty if it has none."""
     scheme, _, rest = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip().encode()
@@ -76,8 +76,8 @@ def _secret(authorization: str) -> bytes:
 
 # ---------------------------------------------------------------- browsers
 
-# Another site's page must not make a browser write here, nor read through a DNS name of its own: Host, Origin and
-# Sec-Fetch-Site are checked, and the headers of CORS say who may.
+# Another site's page must not make a browser write here, nor read through a DNS name of its own. Host, Origin and
+# Sec-Fetch-Site are checked; the headers of CORS name the permitted origins.
 
 EXPOSED = (
     "Location, ETag, Mqfs-First, Mqfs-Next, Mqfs-Sequence, Mqfs-Time, Mqfs-Messages, Mqfs-Bytes, Stream-Next-Offset, "
@@ -85,21 +85,23 @@ EXPOSED = (
     "Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq"
 )
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to these: they are not parsed
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # the hosts of most requests, compared without parsing
 _SAME = ("same-origin", "none")
 
 
 @attrs.define(eq=False)
 class BrowserRules:
-    """`origins` may read and write from their pages, `hosts` are names of this server beside those of loopback. Both
-    may change while it serves."""
+    """The rules for browsers. Pages of `origins` may read and write; `hosts` are names of this server beside those of
+    loopback. Both may change while it serves."""
 
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
     def check(self, request: Request, rebindable: bool) -> None:
-        """Raises Denied. `rebindable`: a page whose own name leads here now would reach it: no certificate says whose
-        name it is."""
+        """Check the host of a request, and its origin if it changes something. Raises Denied.
+
+        `rebindable`: a page of another site could reach this listener by pointing its own DNS name here, as no
+        certificate proves the name."""
         host = request.headers.get("host", "")
         if rebindable and host and not self._is_ours(host):
             expected = "localhost, an address, or one of --http-host"
@@ -108,15 +110,15 @@ class BrowserRules:
             self.check_change(request)
 
     def check_change(self, request: Request, encrypted: bool = True) -> None:
-        """Check one that changes something, whatever its method. Raises Denied."""
+        """Check the origin of a request that changes something, whatever its method. Raises Denied."""
         given = request.headers
         host, origin, site = given.get("host", ""), given.get("origin"), given.get("sec-fetch-site")
         if site in _SAME or (origin is not None and origin in self.origins):
             return
         if site is not None or (origin is not None and _host_of(origin) != host):
             raise Denied("a request of another site's page (expected one of --http-origin)")
-        # A browser sends Origin with any other method, and Sec-Fetch-Site by TLS and to loopback. Of a GET by plain
-        # HTTP it reveals nothing: any page can have made it, but for a header that needs our permission.
+        # A browser sends Origin with unsafe methods, and Sec-Fetch-Site over TLS and to loopback. A GET over plain HTTP
+        # has neither: any page can have sent it, unless it has a header that needs the permission of CORS.
         tells = encrypted or not host or _is_loopback(host)
         if request.method in SAFE and not tells and not _is_deliberate(request):
             raise Denied("a GET that changes something (expected POST, or the header X-Requested-With)")
@@ -127,7 +129,7 @@ class BrowserRules:
         return name.lower() in LOCAL or _address(name) is not None
 
     def headers(self, request: Request) -> Headers:
-        """The headers of every answer to a page of a listed origin."""
+        """Return the headers of CORS for an answer; empty where no origin is listed."""
         origin = request.headers.get("origin")
         if not self.origins:
             return []
@@ -140,7 +142,7 @@ class BrowserRules:
         ]
 
     def preflight(self, request: Request) -> Answer | None:
-        """The answer to the question of a page of a listed origin whether it may; None: it is no such question."""
+        """Return the answer to a preflight request of CORS, or None for any other request."""
         given = request.headers
         if request.method != "OPTIONS" or "access-control-request-method" not in given:
             return None
@@ -157,12 +159,12 @@ class BrowserRules:
 
 
 def name_of(host: str) -> str:
-    """Without the port."""
+    """Return a host without its port."""
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:
-    """None: it is a name, which may lead elsewhere tomorrow."""
+    """Return the address, or None for a DNS name, which may resolve to another address later."""
     try:
         return ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -176,13 +178,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_deliberate(request: Request) -> bool:
-    """Whether it has a header that a page of another site may not send unasked."""
+    """Whether a request has a header that a page of another site may send only after a preflight."""
     given = request.headers
     return "x-requested-with" in given or given.get("authorization", "").lower().startswith("bearer ")
 
 
 def _host_of(origin: str) -> str | None:
-    """None where it has none, as that of a page in a sandbox."""
+    """Return the host of an origin, or None where it has none, as "null" of a sandboxed page."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:
@@ -191,15 +193,15 @@ def _host_of(origin: str) -> str | None:
 
 # ---------------------------------------------------------------- reverse proxies
 
-# X-Forwarded-For and X-Forwarded-Proto have a client's address and protocol. Only the proxies of `--http-proxy` are
-# believed.
+# X-Forwarded-For and X-Forwarded-Proto have a client's address and protocol. They are trusted only from the proxies of
+# `--http-proxy`.
 
 Network = IPv4Network | IPv6Network
 USER = "user:"
 
 
 def parse_proxy(text: str) -> Network | int:
-    """A network, or the number of a user. Raises BadAddress."""
+    """Return a network, or the number of a user. Raises BadAddress."""
     if text.startswith(USER):
         uid = identity.user_number(text.removeprefix(USER))
         if uid is None:
@@ -213,7 +215,7 @@ def parse_proxy(text: str) -> Network | int:
 
 
 class Proxies:
-    """Networks, and users of this machine who come by a unix socket, whose connections are those of proxies."""
+    """The proxies: networks, and users of this machine that connect by a unix socket."""
 
     def __init__(self, proxies: Iterable[str] = ()) -> None:
         """Raises BadAddress."""
@@ -222,15 +224,17 @@ class Proxies:
         self._users = frozenset(one for one in parsed if isinstance(one, int))
 
     def has(self, account: Hashable) -> bool:
-        """Whether connections of a host, or of a user by a unix socket, are a proxy's."""
+        """Whether a host, or a user on a unix socket, is a proxy."""
         if not isinstance(account, str):
             return account in self._users
         address = _address_and_port(account) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, host: Hashable, forwarded: str) -> Hashable:
-        """The rightmost address that is not a proxy's, as each proxy appends its client's. `host`: of the connection,
-        or its user; `forwarded`: the header, of which a client may have written all that proxies did not append."""
+        """Return the client: the rightmost address that is not a proxy's, as each proxy appends its client's address.
+
+        `host`: the host of the connection, or its user. `forwarded`: the header; the client may have forged the part
+        that proxies did not append."""
         words = forwarded.split(",")
         while words and self.has(host):
             address = _address_and_port(words.pop().strip())
@@ -246,7 +250,7 @@ def is_encrypted(proto: str) -> bool:
 
 
 def _address_and_port(text: str) -> IPv4Address | IPv6Address | None:
-    """None: not an address, such as "unknown"."""
+    """Return an address, an IPv4 one where it is mapped to IPv6; None for other text, such as "unknown"."""
     try:
         address = ip_address(text)
     except ValueError:

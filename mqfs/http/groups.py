@@ -1,4 +1,4 @@
-"""Groups and streams made, listed and removed, and a group's own files."""
+"""Make, list and remove groups and streams; read and write a group's own files."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ TYPES = {Group: "group", Stream: "stream", View: "view"}
 
 
 def mode(call: Call, directory: Any, most: int) -> int:
-    """The mode of a new file, as 9P has it: no more than its group's own bits."""
+    """Return the mode of a new file, as in 9P: no more than its directory's own bits."""
     return most & call.tree.stat(directory).mode
 
 
 async def show(call: Call) -> Answer:
-    """List a group, for a browser by the page; with `select`, read several of its streams."""
+    """List a group; a browser is redirected to the page. With `select`, read several of its streams."""
     if call.option("select") is not None:
         return await reading.read(call)
     if not call.path.options and "text/html" in accepted(call.request.headers.get("accept", "")):
@@ -79,14 +79,14 @@ async def show(call: Call) -> Answer:
 
 
 def _types(word: str | None) -> list[type]:
-    """Those of that name, all without one. Raises BadRequest."""
+    """Return the types of nodes with that name, or all types for None. Raises BadRequest."""
     if word not in (None, *TYPES.values()):
         raise BadRequest(f"type {word!r} (expected {' or '.join(TYPES.values())})")
     return [kind for kind, name in TYPES.items() if word in (None, name)]
 
 
 async def _figures(call: Call, node: Any) -> dict[str, Any]:
-    """The counters in `.stats` of a stream, or of a group if the user may read them there."""
+    """Return the counters that `.stats` has of a stream or view, or of a group if the user may read its `.stats`."""
     if isinstance(node, Group):
         try:
             call.tree.access(call.user, call.tree.walk(call.user, node, ".stats"), os.R_OK)
@@ -97,7 +97,7 @@ async def _figures(call: Call, node: Any) -> dict[str, Any]:
 
 
 async def add_slash(call: Call) -> Answer:
-    """A group was named as a file is."""
+    """Redirect a path of a group without its slash at the end."""
     _, mark, query = call.request.target.partition("?")
     return Answer(308, headers=[("Location", f"{call.path.text}/{mark}{query}")])
 
@@ -109,12 +109,12 @@ async def make_group(call: Call) -> Answer:
     except Exists:
         if name not in directory.groups:
             raise
-        return await is_there(call)  # by now
+        return await is_there(call)  # made meanwhile
     return Answer(201)
 
 
 async def is_there(call: Call) -> Answer:
-    """It was made before."""
+    """Answer that the target exists. Raises NotTrue for `If-None-Match: *`."""
     if call.request.headers.get("if-none-match") == "*":
         raise NotTrue(f"{call.target.name!r} is there")
     return Answer(200)
@@ -127,7 +127,7 @@ async def remove_group(call: Call) -> Answer:
 
 
 async def make_stream(call: Call, name: str = "", most: int = STREAM_MODE) -> Any:
-    """The stream of that name, made unless it is there by now. `most`: bits of its mode, of which its group has all."""
+    """Make a stream unless it exists, and return it. `most`: the bits of its mode, less those that its group lacks."""
     group, name = call.target.node, name or call.target.name
     try:
         return await call.front.await_step(call.tree.create(call.user, group, name, mode(call, group, most)))
@@ -136,8 +136,9 @@ async def make_stream(call: Call, name: str = "", most: int = STREAM_MODE) -> An
 
 
 async def with_stream(call: Call, name: str, write: Callable[[], Awaitable[T]]) -> T:
-    """What a write returns to the stream or view of that name, which is made where there is nothing. A write that is
-    refused makes nothing: it is tried first, and a stream that was made for it is taken back."""
+    """Return the result of a write to a stream, which is made where nothing has that name.
+
+    A refused write leaves no stream: the write is tried first, and a stream made for it is removed if it fails."""
     try:
         return await write()
     except NotFound:
@@ -155,13 +156,13 @@ async def with_stream(call: Call, name: str, write: Callable[[], Awaitable[T]]) 
         return await write()
     try:
         return await write()
-    except BaseException:  # also where its client is gone
+    except BaseException:  # also where the client has disconnected
         call.tree.unmake(stream)
         raise
 
 
 async def unlink(call: Call) -> Answer:
-    """Remove a stream or a consumer."""
+    """Remove a stream, view or consumer."""
     parent = call.tree.parent(call.target.node)
     await call.front.await_step(call.tree.unlink(call.user, parent, call.target.name))
     return Answer(204)
@@ -173,25 +174,25 @@ async def text_of(call: Call, node: Any) -> bytes:
 
 
 async def ctl(call: Call) -> Answer:
-    """The settings."""
+    """Return the settings of a group, or the parts and producers of `.txn/ctl`."""
     return Answer(200, await text_of(call, call.target.node), TEXT, [*NO_STORE, SANDBOX])
 
 
 async def command(call: Call) -> Answer:
-    """Lines for `ctl`, all or none."""
+    """Write the lines of the body to `ctl` or `.txn/ctl`, all or none."""
     await write(call, call.target.node, call.body)
     return Answer(204)
 
 
 async def write(call: Call, node: Any, data: bytes) -> None:
-    """One whole write to a file."""
+    """Write `data` to a file as one whole write."""
     with closing(call.tree.open(call.user, node, os.O_WRONLY)) as handle:
         handle.whole_below = WHOLE
         await call.front.await_step(handle.write(data))
 
 
 async def status(call: Call) -> Answer:
-    """`.stats`, `.who`, `.errors`."""
+    """Return `.stats`, `.who` or `.errors`; with `streams=no`, `.stats` without its streams."""
     if call.option("streams") is not None and not call.flag("streams"):
         call.tree.access(call.user, call.target.node, os.R_OK)
         return json_answer(
@@ -210,8 +211,8 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    """Whether the server can be sent work, else why not. A silent replica is no reason: no other server could take over
-    without it. Nor is a full disk: acknowledgements make room."""
+    """Answer whether the server can be sent work, else why not. A silent replica is only a warning: without it no other
+    server could take over. So is a full disk: acknowledgements make room."""
     troubles, copies = call.front.server.troubles(), call.tree.store.replication
     silent_s = copies.silent_s() if copies is not None else 0.0
     warnings = [f"the replica has not answered for {silent_s:.0f} s"] if silent_s >= limits.REPLICA_SILENT_S else []
@@ -230,11 +231,11 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
 async def read(call: Call) -> Answer:
-    """The whole file, or a range of it."""
+    """Return the whole file, or a range of it."""
     handle = cast(SnapshotHandle, call.tree.open(call.user, call.target.node, os.O_RDONLY))
     try:
         await call.front.await_step(handle.opening)
-        handle.read(0)  # raises why it could not be made
+        handle.read(0)  # raises the error if the snapshot could not be made
         return _answer(call, handle)
     except BaseException:
         handle.close()
@@ -260,7 +261,7 @@ def _answer(call: Call, handle: SnapshotHandle) -> Answer:
 
 
 def _range(text: str, size: int) -> tuple[int, int] | None:
-    """First and last byte; None where it is to be ignored: malformed, or several. Raises BadRange."""
+    """Return the first and last byte, or None for a Range to ignore: malformed, or several ranges. Raises BadRange."""
     match = _RANGE.match(text)
     if match is None or text == "bytes=-":
         return None
@@ -278,7 +279,7 @@ async def _pieces(call: Call, handle: SnapshotHandle, at: int, end: int) -> Asyn
     while at < end:
         try:
             data = handle.read(min(PIECE_BYTES, end - at), at)
-        except MqfsError as error:  # it went meanwhile
+        except MqfsError as error:  # a message was removed meanwhile
             raise Cut from error
         assert isinstance(data, bytes)
         if not data:
@@ -310,13 +311,13 @@ _SECURE: Headers = [
 
 @cache
 def _file(name: str) -> tuple[bytes, str]:
-    """A file of the page, and its entity tag."""
+    """Return a file of the page, and its entity tag."""
     data = files("mqfs.http").joinpath("web", name).read_bytes()
     return data, f'"{urlsafe_b64encode(sha256(data).digest()[:12]).decode()}"'
 
 
 async def serve(call: Call) -> Answer:
-    """A file of the page. Raises NotFound."""
+    """Answer with a file of the page. Raises NotFound."""
     if call.path.text + "/" == PLACE:
         return Answer(308, headers=[("Location", PLACE)])
     name = call.target.name or "index.html"
@@ -330,5 +331,5 @@ async def serve(call: Call) -> Answer:
 
 
 def lead_to(path: str) -> Answer:
-    """The way to what the page shows of a group."""
+    """Redirect to the page, at a group."""
     return Answer(303, headers=[("Location", f"{PLACE}#{path}"), ("Vary", "Accept"), ("Cache-Control", "no-store")])

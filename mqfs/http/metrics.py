@@ -1,7 +1,7 @@
 """`/.metrics`: the counters of `.stats`, of all groups at once, for Prometheus.
 
-Reads the engine's own counters, in slices, so that other requests are served during a scrape. Streams are looked at
-only where asked for: there may be a million of them.
+It reads the engine's own counters, in slices, so that other requests are served during a scrape. Streams are included
+only on request: there may be a million of them.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Family(NamedTuple):
-    """`kind`: counter, gauge or histogram. `about` has no backslash and no line end."""
+    """A metric family. `kind`: counter, gauge or histogram. `about` has no backslash and no line end."""
 
     name: str
     kind: str
     about: str
 
     def head(self, open_metrics: bool) -> str:
-        """The lines before its samples. In OpenMetrics the suffix of a counter is no part of its name."""
+        """Return the lines before the samples. In OpenMetrics the name of a counter lacks its suffix "_total"."""
         name = self.name.removesuffix("_total") if open_metrics and self.kind == "counter" else self.name
         return f"# HELP {name} {self.about}\n# TYPE {name} {self.kind}\n"
 
 
 def labels(**values: str) -> str:
-    """With their braces, or "" where there are none."""
+    """Return labels in their braces, or "" without any."""
     words = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
     text = ",".join(words)
     return f"{{{text}}}" if text else ""
 
 
 def samples(name: str, rows: Iterable[tuple[str, float]]) -> str:
-    """A line for each row of labels and value."""
+    """Return a line for each row of labels and value."""
     return "".join([f"{name}{text} {value}\n" for text, value in rows])
 
 
@@ -74,14 +74,14 @@ FAMILIES = (
 
 
 def values() -> tuple[float, ...]:
-    """One of each family."""
+    """Return the value of each of FAMILIES, in their order."""
     with open("/proc/self/statm") as file:
         virtual, resident = (int(word) * resource.getpagesize() for word in file.read().split()[:2])
     return (
         time.process_time(),
         resident,
         virtual,
-        len(os.listdir("/proc/self/fd")) - 1,  # without that of the list itself
+        len(os.listdir("/proc/self/fd")) - 1,  # without the descriptor of the listing itself
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         _started(),
     )
@@ -98,9 +98,9 @@ def _started() -> float:
 
 log = logging.getLogger("mqfs.http")
 COUNTER, GAUGE = "counter", "gauge"
-Values = tuple[float | None, ...]  # one for each family; None: not known
-Row = tuple[str, Values]  # labels, and these
-LINES = 512  # made in one piece
+Values = tuple[float | None, ...]  # one for each family; None: unknown
+Row = tuple[str, Values]  # labels and values
+LINES = 512  # of one piece of the answer
 
 OF_GROUP = (
     Family("mqfs_messages_written_total", COUNTER, "Messages written."),
@@ -156,7 +156,7 @@ STREAMS = Family("mqfs_http_streams", GAUGE, "HTTP answers without an end, by no
 
 
 async def show(call: Call) -> Answer:
-    """All series. The answer is made piece by piece: of many groups it is megabytes."""
+    """Answer with all series. The body is made piece by piece: with many groups it has megabytes."""
     pattern = call.option("streams")
     matches = None if pattern is None else compile_pattern(pattern)
     open_metrics = OPEN_METRICS in accepted(call.request.headers.get("accept", ""))
@@ -166,7 +166,7 @@ async def show(call: Call) -> Answer:
 
 
 class Scrape:
-    """The rows that one request collects."""
+    """The rows of one request."""
 
     def __init__(self, call: Call) -> None:
         self._user, self._tree, self._front = call.user, call.tree, call.front
@@ -175,7 +175,7 @@ class Scrape:
         self._streams: list[Row] = []
         self._work_streams: list[Row] = []
         self._room, self._omitted = limits.HTTP_METRIC_LINES, 0
-        self._asked = False  # for streams
+        self._asked = False  # whether streams were requested
 
     # ------------------------------------------------------------ the tree
 
@@ -199,7 +199,8 @@ class Scrape:
                 await self._look_at_streams(path, group, matches)
 
     async def _readable(self) -> AsyncIterator[tuple[str, Group]]:
-        """Groups with their paths. What the user may not see is left out: that is no refusal for the audit."""
+        """Yield groups with their paths. Groups that the user may not see are skipped, without a refusal in the
+        audit."""
         left = [("/", self._tree.root)]
         while left:
             path, group = left.pop()
@@ -215,14 +216,16 @@ class Scrape:
                     left.append((f"{base}/{name}", inner))
 
     async def _look_at(self, consumer: Consumer, text: str, table: list[Row]) -> None:
-        """Add its row. One whose log cannot be read has none: a scrape has to report a failed disk, not to fail."""
+        """Add the row of a consumer, unless its log cannot be read: a scrape has to report a failed disk, not to
+        fail."""
         try:
             table.append((text, await self._consumer(consumer)))
         except MqfsError as error:
             log.warning("/.metrics: %s left out: %s", text, error)
 
     async def _consumer(self, consumer: Consumer) -> Values:
-        """As .stats has it. A backlog over many streams is counted in slices, and may change meanwhile."""
+        """Return the values of a consumer, as in .stats. A backlog over many streams is counted in slices, and may
+        change meanwhile. Raises MqfsError."""
         backlog, counts = consumer.backlog, consumer.counts
         unacked = 0
         for part in backlog.counts():
@@ -279,7 +282,7 @@ class Scrape:
                     yield samples(family.name, _known(column, table[at : at + LINES]))
 
     def _singles(self) -> Iterator[tuple[Family, Sequence[tuple[str, float]]]]:
-        """Families of the process."""
+        """Yield the families of the process, each with its samples."""
         for family, value in zip(FAMILIES, values(), strict=True):
             yield family, [("", value)]
         yield BUILD, [(labels(version=__version__), 1)]
@@ -304,12 +307,13 @@ def _is_permitted(check: Callable[..., None], *of: object) -> bool:
 
 
 def _known(column: int, rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    """The samples of one family."""
+    """Return the samples of one family, without unknown values."""
     return ((text, value) for text, values in rows if (value := values[column]) is not None)
 
 
 def _oldest_s(consumer: Consumer) -> float | None:
-    """The age of the oldest message that waits. None: it is not among the next ones."""
+    """Return the age of the oldest waiting message in seconds; 0 if none waits, None if it is not among the next
+    ones."""
     oldest, position = consumer.backlog.unclaimed()
     if oldest is None:
         return 0.0 if position == NEVER else None

@@ -1,6 +1,6 @@
 """`/.openapi.json`: the table of routes as an OpenAPI 3.1 document; `/.asyncapi.json`: the streams as one of AsyncAPI.
 
-The node at a path decides which row a request meets, so rows of one path and method are one operation here.
+The node at a path decides which row serves a request, so the rows of one path and method are one operation here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Call, Route
 
 # ---------------------------------------------------------------- the options of the table of routes
 
-# Types, examples, and the headers that say the same. For readers of the table only: each call checks its own options.
+# Types, examples, and the equivalent headers. Only the document uses them: each call checks its own options.
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -30,7 +30,7 @@ SEQUENCE: Schema = {**COUNT, "maximum": 1 << 62}
 
 
 class Option(NamedTuple):
-    """`header` is the header that says the same."""
+    """An option of a request. `header` is the equivalent header."""
 
     schema: Schema
     about: str
@@ -42,7 +42,7 @@ def _words(*words: str) -> Schema:
     return {**TEXT, "enum": list(words)}
 
 
-# By name; where it has another meaning after a verb, or at a kind of node, by that and its name.
+# By name; an option with another meaning for a verb or a kind of node is by the verb or kind and its name.
 _OPTIONS = {
     "after": Option(TEXT, "Entries behind that name.", "orders"),
     "consumer after": Option(SEQUENCE, "Messages behind that sequence.", "1"),
@@ -128,7 +128,7 @@ _OPTIONS = {
 
 
 def option(name: str, place: str) -> Option:
-    """`place`: the verb, else the kind of node."""
+    """Return the description of an option. `place`: the verb, else the kind of node."""
     return _OPTIONS.get(f"{place} {name}") or _OPTIONS[name]
 
 
@@ -140,7 +140,7 @@ ABOUT = """Message queues as files: directories are groups, files are streams. m
 GROUP is the path of a group: of nested ones several segments, of the root none. A HEAD is a GET without the body.
 """
 NAMES = {"shop": "GROUP", "orders": "STREAM", "view": "STREAM", "jobs": "STREAM", "mail": "CONSUMER", "PART": "PART"}
-TAGS = {  # the first that is in the template
+TAGS = {  # by a part of the template; the first match counts
     ".consumers": ("consumers", "Messages that are claimed, settled, and come again."),
     ".txn": ("transactions", "Batches that are larger than a request."),
     ".batch": ("streams", "Messages, published and read."),
@@ -210,7 +210,7 @@ _OF_KIND |= dict.fromkeys(("stream", "new stream", ".batch"), "Published")
 
 
 async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
-    """The document of a table."""
+    """Answer with the OpenAPI document of a table of routes."""
     rows = table()
     if rows not in _MADE:
         made = await encoded(document(rows), call)
@@ -223,7 +223,7 @@ async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
 
 
 async def encoded(value: Json, call: Call) -> bytes:
-    """A document's text. It takes some milliseconds: others are served meanwhile."""
+    """Return a document's text. That takes some milliseconds, in which others are served."""
     pieces = []
     for number, piece in enumerate(json.JSONEncoder(indent=1).iterencode(value)):
         pieces.append(piece)
@@ -255,7 +255,7 @@ def document(table: Iterable[Route]) -> Json:
 
 
 def template(path: str) -> str:
-    """An example of a path with its names as parameters."""
+    """Return the path template of an example: its names as parameters."""
     return "/".join(f"{{{NAMES[name]}}}" if name in NAMES else name for name in path.split("/"))
 
 
@@ -311,7 +311,7 @@ def _parameter(name: str, place: str, known: Option) -> Json:
 
 
 def _value(known: Option) -> Any:
-    """The example as its schema has it."""
+    """Return the example as a value of its schema."""
     kind = known.schema.get("type")
     if kind == "array":
         return [known.example]
@@ -356,8 +356,8 @@ def _refused() -> Json:
 
 # ---------------------------------------------------------------- AsyncAPI: the streams of the tree
 
-# A stream is a channel: a POST to its path sends to it, a GET receives what is in it. The document is made for each
-# request, as streams come and go.
+# A stream is a channel: a POST to its path sends a message, a GET receives messages. The document is made for each
+# request, as streams are made and removed.
 
 STREAMS = "The streams of a tree of mqfs. POST publishes to a path, GET reads it; /.openapi.json has all requests."
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -369,7 +369,7 @@ _MESSAGE = {
 
 
 async def serve_streams(call: Call) -> Answer:
-    """The document of the streams that the user may list."""
+    """Answer with the AsyncAPI document of the streams that the user may list."""
     paths, whole = await _stream_paths(call)
     channels: Json = {}
     operations: Json = {}
@@ -383,7 +383,7 @@ async def serve_streams(call: Call) -> Answer:
 
 
 def streams_document(call: Call, channels: Json, operations: Json, *, whole: bool) -> Json:
-    """`whole`: whether there are no more streams than these."""
+    """Return the AsyncAPI document. `whole`: whether it has all streams."""
     scheme, _, host = call.site.partition("://")
     more = "" if whole else f" Only {limits.HTTP_LISTED:,} streams are shown."
     server = {"host": host, "protocol": scheme}
@@ -407,7 +407,7 @@ def _channel(path: str) -> Json:
 
 
 def _stream_operation(path: str, action: str, method: str) -> Json:
-    """`action`: as the server sees it."""
+    """Return an operation of AsyncAPI. `action`: as the server sees it."""
     pointer = path.replace("~", "~0").replace("/", "~1")
     return {
         "action": action,
@@ -417,12 +417,12 @@ def _stream_operation(path: str, action: str, method: str) -> Json:
 
 
 async def _stream_paths(call: Call) -> tuple[list[str], bool]:
-    """Paths of streams and views, and whether these are all."""
+    """Return the paths of streams and views, sorted, and whether these are all."""
     todo: list[tuple[str, Any]] = []
     found: list[str] = []
     path, node = "/".join(call.user.grant.path if call.user.grant is not None else ()), cast(Any, call.tree.root)
     try:
-        for name in path.split("/") if path else ():  # above the path of its token it may list nothing
+        for name in path.split("/") if path else ():  # a token may list nothing above its path
             node = call.tree.walk(call.user, node, name)
     except (Denied, NotFound):
         return [], True
@@ -445,7 +445,7 @@ async def _stream_paths(call: Call) -> tuple[list[str], bool]:
 
 
 async def _entries(group: Any, call: Call) -> list[Any]:
-    """The files in a group; none where the user may not look."""
+    """Return the files in a group; none where the user may not list it or it was removed."""
     try:
         return list(await call.front.await_step(group.portions.run(call.tree.entries(call.user, group))))
     except (Denied, NotFound):

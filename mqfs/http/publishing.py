@@ -1,7 +1,7 @@
 """Publishing: one message, a batch, and the parts of a transaction.
 
-A message without options is a write to its stream where that returns its sequence, else to `.batch`, which always does.
-One with options is a write to `.put`.
+A message without options is written to its stream if that returns its sequence, else to `.batch`, which always does. A
+message with options is written to `.put`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
 _PART = f"Mqfs-H-{headers.PART}"
 _TAG = re.compile(r'"([0-9]{1,19})"')
 _MARKS = "mqfs-", cloud_events.PREFIX
-_SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
-PORTION_BYTES = 64 << 10  # of frames: fewer are put together and checked at once, and count as no memory
+_SHORT_BYTES = 16 << 10  # of a line for json.loads: any JSON of this size is parsed in less than a millisecond
+PORTION_BYTES = 64 << 10  # of frames: fewer are joined and checked at once, and are not charged as memory
 _LINE_BYTES = 4 * limits.MESSAGE_BYTES  # of any line: a body in base64, or with most characters escaped
 _PAIRS = limits.HEADER_BYTES // 3  # in an object: no message has more headers
 _BLANKS = re.compile(r"[ \t\r]*")
@@ -62,15 +62,15 @@ _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 
 class ReplyEnded(Interrupted):
-    """The message was published, and its reply cannot come any more."""
+    """The message was published, but no reply to it can arrive any more."""
 
 
 class ReplyRefused(OverLimit):
-    """The message was published, and its reply is not waited for."""
+    """The message was published, but the user's limits do not permit waiting for its reply."""
 
 
 async def publish(call: Call) -> Answer:
-    """The body is one message."""
+    """Publish the body as one message, or a batch of CloudEvents; with `reply`, answer with the reply."""
     given, node, place, body = keys(call), call.target.node, place_of(call), call.body
     is_new, seconds, frames = call.target.kind == "new stream", call.seconds("reply"), b""
     if is_new and call.option("create") is not None and not call.flag("create"):
@@ -104,7 +104,7 @@ async def publish(call: Call) -> Answer:
 
 
 async def _publish_plain(call: Call, stream: Any, place: str) -> Answer:
-    """The body without options: a message, or the lines of it."""
+    """Publish a body without options: as one message, or under `data line` its lines."""
     group = stream.group
     if is_plain(group):
         with closing(call.tree.open(call.user, stream, os.O_WRONLY)) as handle:
@@ -116,7 +116,8 @@ async def _publish_plain(call: Call, stream: Any, place: str) -> Answer:
 
 
 def _check_first(name: str, given: dict[str, Any], body: bytes) -> None:
-    """The first message of a stream: one that is refused for these makes no stream. Raises TooLong, Conflict."""
+    """Check the first message of a stream for errors that should not leave an empty stream. Raises TooLong,
+    Conflict."""
     if len(body) > limits.MESSAGE_BYTES:
         raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
     if expect := given.get("expect"):
@@ -124,7 +125,7 @@ def _check_first(name: str, given: dict[str, Any], body: bytes) -> None:
 
 
 async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> bytes:
-    """A batch of CloudEvents for a stream of that name, for `.batch`: all or none. Raises BadRequest, TooLong."""
+    """Return the frames for `.batch` of a batch of CloudEvents, all for one stream. Raises BadRequest, TooLong."""
     if given or call.option("reply") is not None:
         raise BadRequest(f"{min(given, default='reply')}: not with a batch of CloudEvents (expected no options)")
     if not (frames := await gathered(call, _from_events(name, call.body))):
@@ -133,7 +134,7 @@ async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> byt
 
 
 def _from_events(name: str, body: bytes) -> Iterator[bytes]:
-    """The frame of each event."""
+    """Yield the frame of each event. Raises BadRequest, TooLong."""
     for number, event in enumerate(cloud_events.from_body(body, batch=True), 1):
         if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
             raise TooLong(f"event {number}: attribute too long (expected at most 65,535 bytes)")
@@ -141,8 +142,10 @@ def _from_events(name: str, body: bytes) -> Iterator[bytes]:
 
 
 async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float, is_new: bool) -> Answer:
-    """Publish, and answer with the first body that is written to the stream which `reply-to` names. That stream goes
-    with the request; one that was made for it (`is_new`) stays once it is published, whatever comes of the reply."""
+    """Publish a message, and answer with the first body written to the temporary stream that its `reply-to` names.
+
+    The temporary stream is removed with the request. A stream made for the message (`is_new`) stays once the message is
+    published, whether or not a reply arrives."""
     tree, user, group, name = call.tree, call.user, call.group, f"reply.{secrets.token_hex(12)}"
     if wrong := given.keys() & {"delay", "at", "every", "cron"}:
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
@@ -154,14 +157,14 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
     except MqfsError:  # no close will remove it
         group.remove_temporary(node)
         raise
-    with closing(handle):  # it keeps the reply until the cursor has it
+    with closing(handle):  # while it is open the temporary stream exists, and retains the reply for the cursor
         reader = tree.walk(user, group, ".cursor")
         tree.access(user, reader, os.R_OK | os.W_OK)
         given = {**given, "headers": {**given.get("headers", {}), headers.REPLY_TO: name}}
         send = partial(_ask_for_reply, call, stream, given, body, seconds)
         await (with_stream(call, stream, send) if is_new else send())
         try:
-            with closing(tree.open(user, reader, os.O_RDWR)) as cursor:  # not before: it would count as a reader
+            with closing(tree.open(user, reader, os.O_RDWR)) as cursor:  # not earlier: it would count as a reader
                 cursor.write(f"select {name}\nseek first\nformat json\n".encode())
                 return await _reply(call, stream, cursor, seconds)
         except Interrupted as error:
@@ -171,8 +174,8 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
 
 
 async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer:
-    """The first message that the cursor has within a time, or the body whose parts begin with it. Raises NoReply,
-    LongReply; Interrupted where no reply can come any more; OverLimit."""
+    """Return the first message that the cursor reads within `seconds`, or the whole body if it is a first part. Raises
+    NoReply, LongReply, OverLimit, and Interrupted where no reply can arrive any more."""
     ends = monotonic() + seconds
     answers, size = list[Answer](), 0
     while True:
@@ -181,7 +184,7 @@ async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer
         except TimedOut:
             if not answers:
                 raise NoReply(f"no reply from stream {stream!r} in {seconds:g} s") from None
-            return answers[0]  # it is a message, whatever it says: the other parts are not there
+            return answers[0]  # parts are missing: it is a single message
         if not line:
             why = "the server stops" if call.tree.closing else "the stream of the reply was removed"
             raise Interrupted(f"reply from stream {stream!r}: {why}")
@@ -201,8 +204,10 @@ async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer
 
 
 async def _ask_for_reply(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> None:
-    """Publish a message that is delivered only in the time in which its reply is waited for. Raises what says that no
-    reply will come: StreamFull, Exists, NotFound; Again where there was no room in that time."""
+    """Publish a message that expires when the wait for its reply ends.
+
+    Raises an error where no reply will come: StreamFull (it was discarded), Exists (its id is known), NotFound (it has
+    no reader); and Again where there was no room in that time."""
     ttl_ms = int(seconds * 1000)
     if own_ns := parse_duration(given.get("ttl", "0")):
         ttl_ms = min(ttl_ms, own_ns // 10**6)
@@ -220,16 +225,17 @@ async def _ask_for_reply(call: Call, stream: str, given: dict[str, Any], body: b
 
 
 def is_plain(group: Any) -> bool:
-    """Whether a write to one of its streams is one message, and returns its sequence."""
+    """Whether a write to a stream of the group is one message and returns its sequence."""
     return group.settings.data != "line" and group.ring is None
 
 
 async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer | None:
-    """Write to a stream that is open. None: there is no room yet, or may not be, and nothing was done."""
+    """Write the body to an open stream. Returns None, and has done nothing, where the write cannot be done here: an
+    empty body, a rate for the user, or no room yet."""
     if not (body := call.body):
-        return None  # it would be an EOF marker
+        return None  # a write of zero bytes would be an EOF marker
     if handle.gate is not None:
-        return None  # the rate of its user may delay it, and would count it here and where it is written then
+        return None  # the user's rate may delay the write, and would count it here and again in `.batch`
     end = handle.group.log.stored.end
     sequence = end.next
     step = handle.write(body)
@@ -241,20 +247,20 @@ async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer
 
 
 def place_of(call: Call) -> str:
-    """The path of a message of the stream, without its sequence."""
+    """Return the path of a message of the stream, up to its sequence."""
     return f"{call.path.text}?seq="
 
 
 def published(call: Call, sequence: int, stream: Any = None, place: str = "") -> Answer:
-    """The answer to a publish, text or JSON. `sequence`: 0 where it was discarded. `stream`, `place`: of one message;
-    without a stream it is held for one receiver or for later."""
+    """Return the answer to a publish, as text or JSON. `sequence`: 0 if the message was discarded. `stream`, `place`:
+    of a single message; `stream` is None where the message is delayed or for a single receiver."""
     text, head = str(sequence), list[tuple[str, str]]()
     retained = bool(sequence) and (stream is None or call.group.is_retaining(stream))
     if sequence:
         head.append(("Mqfs-Sequence", text))
         if place:
             head.append(("Location", place + text))
-        if stream is not None and retained and stream.kept.newest_kept() == sequence:  # else the tag is another one
+        if stream is not None and retained and stream.kept.newest_kept() == sequence:  # else the tag has changed
             head.append(("ETag", f'"{text}"'))
     if not retained:
         head.append(("Mqfs-Retained", "no"))
@@ -265,22 +271,23 @@ def published(call: Call, sequence: int, stream: Any = None, place: str = "") ->
 
 
 async def put(call: Call) -> Answer:
-    """As publish; without a body the stream is made."""
+    """Publish the body, or make the stream where there is none. Raises BadRequest for a stream in the root without a
+    body."""
     if call.body:
         return await publish(call)
-    if len(call.path.names) == 1:  # who leaves out the slash of a group gets no stream in the root instead
+    if len(call.path.names) == 1:  # a forgotten slash at the end of a group must not make a stream in the root
         raise BadRequest(f"expected PUT {call.path.text}/ (a group) or a body (a message)")
     await make_stream(call)
     return Answer(201)
 
 
 async def put_there(call: Call) -> Answer:
-    """As put, to a stream that is there."""
+    """Publish the body to an existing stream; without a body, answer that it exists."""
     return await publish(call) if call.body else await is_there(call)
 
 
 def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
-    """One message as mqfs(4) has it for `.batch`. Raises TooLong where a length does not fit its field."""
+    """Return the frame of a message for `.batch`, see mqfs(4). Raises TooLong where a length does not fit its field."""
     raw = name.encode()
     if len(raw) > 0xFFFF or len(head) > 0xFFFF:
         what = "headers" if len(head) > 0xFFFF else "name of a stream"
@@ -289,18 +296,18 @@ def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
 
 
 def framed(group: Any, name: str, body: bytes) -> Iterator[bytes]:
-    """The frames of a body for `.batch`: the messages that a write to the stream would make."""
+    """Yield frames for `.batch` of the messages that a write of the body to the stream would make."""
     return (frame(name, one) for one in (lines(body) if group.settings.data == "line" else [body]))
 
 
 def lines(body: bytes) -> Iterable[bytes]:
-    """The messages that a write makes of a body under `data line`."""
+    """Return the messages that a write makes of a body under `data line`."""
     return BytesIO(body) if body else [b""]
 
 
 async def gathered(call: Call, frames: Iterable[bytes]) -> bytes:
-    """The frames of one write, put together in portions. They may be many times as long as the body that they are made
-    of, and take memory of the user beside it. Raises OverLimit, and what `frames` does."""
+    """Join the frames of one write, in portions. They may be many times as long as the body they come from, and are
+    charged to the user's memory besides it. Raises OverLimit, and the errors of `frames`."""
     data, charged = BytesIO(), 0
     for piece in frames:
         data.write(piece)
@@ -312,7 +319,7 @@ async def gathered(call: Call, frames: Iterable[bytes]) -> bytes:
 
 
 async def append(call: Call, group: Any, file: str, data: bytes) -> int:
-    """Write to `.put` or `.batch`. Returns the first sequence; 0: it was discarded."""
+    """Write to `.put` or `.batch`. Returns the first sequence, or 0 if the write was discarded."""
     return int((await ask(call, group, file, data) or [b"0"])[0])
 
 
@@ -326,9 +333,10 @@ async def ask(
     *,
     had_turn: bool = False,
 ) -> list[bytes]:
-    """The words that answer a write to `.put` or `.batch`; none: it was discarded. `most`: seconds that it waits for
-    room, whatever the request says. `check` is called right before the write, and raises what refuses it. `had_turn`:
-    it is not counted against the rate of its user, as it was before."""
+    """Write to `.put` or `.batch`, and return the words of its answer; none if the write was discarded.
+
+    `most`: seconds to wait for room; None: as the request says. `check` is called right before the write, and may
+    refuse it by raising. `had_turn`: the write is not counted against its user's rate, as it was counted before."""
     with closing(_opened(call, group, file)) as handle:
         handle.had_turn = had_turn
         if file == ".batch" and len(data) > PORTION_BYTES:
@@ -355,7 +363,7 @@ async def _ask(call: Call, handle: Any, data: bytes, seconds: float | None) -> l
 
 
 def keys(call: Call) -> dict[str, Any]:
-    """The keys of `.put` that a request gives, in the query or as headers. The engine checks them."""
+    """Return the keys of `.put` that a request gives, in the query or as headers. The engine checks them."""
     given = call.request.headers
     if not call.path.options and not any(name.startswith(_MARKS) or name in _KEYS for name in given):
         return {}
@@ -383,8 +391,8 @@ def keys(call: Call) -> dict[str, Any]:
 
 
 def _expected(call: Call) -> int | None:
-    """The newest message that the stream is to have: of `expect`, or of If-Match and If-None-Match, whose entity tag is
-    that message's sequence."""
+    """Return the sequence of the stream's newest message that a request expects, or None: from `expect`, or from the
+    entity tag of If-Match or If-None-Match. Raises BadRequest."""
     if (text := call.option("expect", "mqfs-expect")) is not None:
         return parse_number(text)
     given = call.request.headers
@@ -407,7 +415,7 @@ def _from_headers(given: dict[str, str]) -> dict[str, str]:
 
 
 def _number(text: str, name: str) -> int | float:
-    """A JSON number."""
+    """Parse a JSON number. Raises BadCommand."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -421,15 +429,15 @@ def _number(text: str, name: str) -> int | float:
 
 
 async def batch(call: Call) -> Answer:
-    """Many messages in one atomic batch."""
+    """Publish many messages in one atomic batch."""
     with closing(_opened(call, call.group, ".batch")) as handle:
         words = await _ask(call, handle, await _prepared(call, handle), call.seconds("wait"))
     return published(call, int((words or [b"0"])[0]))
 
 
 async def _prepared(call: Call, handle: Any) -> bytes:
-    """The frames of a body for an open `.batch`, checked in portions: each stream as soon as it is named, so that a
-    body that may not be written is not read to its end."""
+    """Return the frames of a body for an open `.batch`, checked in portions. Each stream is checked at its first
+    mention, so that a body without permission is not parsed to its end."""
     kind = media_type(call.request.headers.get("content-type", ""))
     if kind != FRAMES and kind not in _JSON_LINES:
         raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
@@ -443,13 +451,13 @@ async def _prepared(call: Call, handle: Any) -> bytes:
 
 
 async def _prepare(call: Call, handle: Any, data: bytes) -> None:
-    """Check what is written to an open `.batch` next, in portions."""
+    """Check, in portions, the data of the next write to an open `.batch`."""
     for _ in handle.prepare(data):
         await call.front.pause()
 
 
 def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:
-    """The frame of each line. `admit` is called with each stream that was not named before."""
+    """Yield the frame of each line. `admit` is called once with each stream, before its first frame."""
     seen: set[str] = set()
     for number, line in enumerate(BytesIO(body), 1):
         if number > limits.UNIT_MESSAGES:
@@ -470,7 +478,7 @@ def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:
 
 
 def _from_line(line: bytes) -> tuple[str, bytes]:
-    """The stream, and the frame."""
+    """Return the stream and the frame of a line. Raises BadRequest, TooLong, ValueError, RecursionError."""
     value = json.loads(line.decode()) if len(line) <= _SHORT_BYTES else strings_of(line)
     if not isinstance(value, dict) or not isinstance(value.get("stream"), str):
         raise BadRequest('not a message (expected an object with "stream", and "body" or "body_base64")')
@@ -489,8 +497,8 @@ def _from_line(line: bytes) -> tuple[str, bytes]:
 
 
 def strings_of(line: bytes) -> dict[str, Any]:
-    """As json.loads, of an object of strings and null, and of one such object in it: whatever else is there is refused
-    where it begins, however long it is. Raises ValueError, TooLong."""
+    """Parse a JSON object of strings, nulls and objects of strings and nulls. Any other value is refused at its first
+    character, so that a long one costs no time. Raises ValueError, TooLong."""
     if len(line) > _LINE_BYTES:
         raise TooLong(f"too long: {len(line)} bytes (expected at most {_LINE_BYTES})")
     text = line.decode()
@@ -522,7 +530,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
 
 
 def _past(text: str, at: int, mark: str = "", *, blanks: bool = True) -> int:
-    """The offset after a mark and blanks. Raises ValueError."""
+    """Return the offset after a mark and blanks. Raises ValueError where the mark is missing."""
     if not text.startswith(mark, at):
         raise ValueError(f"column {at + 1}: expected {mark}, in an object of strings")
     found = _BLANKS.match(text, at + len(mark)) if blanks else None
@@ -530,14 +538,14 @@ def _past(text: str, at: int, mark: str = "", *, blanks: bool = True) -> int:
 
 
 async def make_part(call: Call) -> Answer:
-    """A part of a transaction."""
+    """Make a part of a transaction."""
     folder = call.target.node
     await call.front.await_step(call.tree.mkdir(call.user, folder, call.target.name, 0o700))
     return Answer(201)
 
 
 async def stage(call: Call) -> Answer:
-    """One message into a part; below its `.batch`, many."""
+    """Write a message to a part, or many messages to its `.batch`."""
     handle: Any
     with closing(call.tree.open(call.user, call.target.node, os.O_WRONLY)) as handle:
         data = await _prepared(call, handle) if call.target.name == ".batch" else call.body

@@ -1,6 +1,6 @@
 """Reading messages: pages, long polls and answers without an end, each through a `.cursor` of its own.
 
-Here it is decided when an answer ends; no gap is silent. Positions, filters and formats are the cursor's.
+This module decides when an answer ends, and reports each gap. Positions, filters and formats are the cursor's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mqfs.model import Step, Wait
 from mqfs.records.record import HEAD
 from mqfs.syntax.lines import command_lines, quote_word
 
-PIECE_BYTES = 65_536  # of an answer that are sent at once
+PIECE_BYTES = 65_536  # of an answer, sent at once
 RECORD_BYTES = 256 << 10  # of one read in `format record`
-GATHERED_BYTES = 1 << 20  # of an answer that are read before they count as its user's memory
+GATHERED_BYTES = 1 << 20  # of an answer, read before they are charged to its user's memory
 _LINE = re.compile(r"line \d+: (seek )?")
 OPTIONS = (
     "since", "count", "bytes", "until", "wait", "follow", "strict", "format", "data", "last_event_id", "seq",
@@ -55,7 +55,7 @@ class Wish:
 
 
 def wish(call: Call) -> Wish:
-    """The options of a read. Raises BadRequest and the like."""
+    """Parse the options of a request to read. Raises BadRequest, TooLong."""
     accept = call.request.headers.get("accept", "*/*")
     form = answers.choose(call.option("format"), accept, call.option("data"))
     since = call.option("since") or "first"
@@ -82,8 +82,9 @@ def wish(call: Call) -> Wish:
 
 
 class AnswerMessages:
-    """The messages of one answer, framed. Positions are the cursor's. `undone`: where the log ends, if it asks for what
-    comes after a later message: one of another log of that name, or lost with the server's memory; 0 if not."""
+    """The framed messages of one answer; the cursor has the position. `undone`: the next sequence of the log if the
+    request continues after it, else 0. The client then knows messages of another log of that name, or messages lost
+    with the server's memory."""
 
     def __init__(self, call: Call, cursor: Cursor, wish: Wish, undone: int) -> None:
         self._call, self.cursor, self._wish, self._undone = call, cursor, wish, undone
@@ -96,8 +97,8 @@ class AnswerMessages:
         self.first = 0  # sequence of the first message
 
     def poll(self) -> bytes | None:
-        """The next message, if it is there. None: it has to be waited for, or (`over`) none will come. Raises Cut,
-        FellBehind, DiskFailed."""
+        """Return the next message, or a notice of lost ones. None: the next message has to be waited for, or (`over`)
+        none will come. Raises Cut, FellBehind, DiskFailed."""
         at, step = self.cursor.position, self._parked
         try:
             if step is None:
@@ -126,7 +127,8 @@ class AnswerMessages:
         return self._wish.form.message(data)
 
     def _lost(self, first: int, last: int, *, started: bool) -> bytes:
-        """Tell of a gap; where the format cannot, and messages stand before it, nothing more can be sent."""
+        """Return the notice of a gap, empty for a format without one. Raises FellBehind for a gap at the beginning of a
+        `strict` answer, and Cut if the format has no notice and messages were sent before the gap."""
         if self._wish.strict and not started:
             raise FellBehind(f"messages lost: {first} to {last}")
         if self._wish.form.lost is not None:
@@ -136,7 +138,8 @@ class AnswerMessages:
         return b""
 
     async def begin(self) -> bytes:
-        """The bytes before what is polled next: of a gap, and where that must be looked at, of the first message."""
+        """Return the first bytes of the answer: a gap's notice, and the first message where it had to be read to find
+        the gap."""
         since, cursor, piece = self._wish.since, self.cursor, b""
         while not (cursor.over or cursor.arrive()):
             await self.pause()
@@ -146,7 +149,7 @@ class AnswerMessages:
             return self._wish.form.begin + self._lost(self._undone, int(since) - 1, started=False)
         floor, first = lost_before(cursor), max(int(since), 1)
         settings = cursor.group.settings
-        if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
+        if settings.replay != "all" and settings.deliver == "all":  # messages without a reader are trimmed uncounted
             piece = self.poll() or b""
             while not piece and not self.over and self.cursor.search is not None:
                 await self.pause()
@@ -158,7 +161,7 @@ class AnswerMessages:
         return self._wish.form.begin + lost + piece
 
     def gather(self, room: int) -> bytes:
-        """Messages that are there: up to about that many bytes, or as many as half a slice of time allows."""
+        """Return present messages: up to about `room` bytes, or as many as half a time slice permits."""
         pieces, size, until = [], 0, perf_counter() + 2 * limits.LOOKING_S
         while size < room and not self.over and (data := self.poll()) is not None:
             pieces.append(data)
@@ -168,7 +171,8 @@ class AnswerMessages:
         return b"".join(pieces)
 
     async def all(self, room: int) -> bytes:
-        """As gather, in as many slices as it takes. Raises OverLimit, too."""
+        """Return present messages, up to about `room` bytes, in as many time slices as that takes. Raises OverLimit,
+        and the errors of `poll`."""
         pieces, size = [], 0
         while size < room and not self.at_end:
             pieces.append(self.gather(min(room - size, GATHERED_BYTES)))
@@ -179,15 +183,15 @@ class AnswerMessages:
 
     @property
     def at_end(self) -> bool:
-        """Whether there is nothing more for now."""
+        """Whether there are no more messages at present."""
         return self.over or not (self._parked is None or self._parked.settled or self.cursor.search)
 
     async def pause(self) -> None:
-        """Let others run, and wait for a search in the log."""
+        """Let other connections run, and wait for a search of the log to end."""
         if self._parked is not None:
             try:
                 await self._call.front.await_step(self.cursor.search)
-            except (Interrupted, OverLimit):  # the search was given up
+            except (Interrupted, OverLimit):  # the search was cancelled
                 self.stop()
                 raise
             except MqfsError:
@@ -196,7 +200,8 @@ class AnswerMessages:
         await self._call.front.pause()
 
     async def wait(self, seconds: float | None) -> None:
-        """Until `poll` has something. Raises TimedOut."""
+        """Wait up to `seconds` (None: without a bound) until `poll` has a message. Raises TimedOut, Interrupted,
+        OverLimit."""
         if self._parked is not None:
             try:
                 await self._call.front.await_step(cast(Step[bytes], self._parked), seconds)
@@ -207,20 +212,20 @@ class AnswerMessages:
                 pass  # `poll` raises it
 
     def stop(self) -> None:
-        """Wait no more. A message delivered meanwhile is not lost: a cursor claims nothing."""
+        """Cancel the waiting read. A message delivered meanwhile is not lost: a cursor claims nothing."""
         if self._parked is not None:
             self._parked.cancel()
             self._parked = None
 
 
 def lost_before(cursor: Cursor) -> int:
-    """One above the newest selected message that a reader may have missed."""
+    """Return one above the newest selected message that a reader may have missed."""
     return max(map(cut, cursor.streams().values()), default=0)
 
 
 def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: str, select: str = "select") -> Cursor:
-    """A cursor over streams and views of the group; no names: over all. `commands`: it is given these, too. `select`:
-    the command that chooses the names."""
+    """Open a cursor over streams and views of the group; without names, over all. `commands`: further lines to write to
+    it. `select`: the command for the names, "select" or "cover"."""
     cursor = cast(Cursor, call.tree.open(call.user, call.own(".cursor"), os.O_RDWR))
     try:
         words = " ".join(map(quote_word, names))
@@ -228,14 +233,14 @@ def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: 
         cursor.write(command_lines(f"{select} {words}", f"seek {quote_word(since)}", f"format {form}", *commands))
     except BaseException as error:
         cursor.close()
-        if isinstance(error, BadCommand):  # the lines are not the client's
+        if isinstance(error, BadCommand):  # without the numbers of lines, which the client did not write
             raise BadCommand(_LINE.sub(lambda found: "since " if found[1] else "", error.detail)) from None
         raise
     return cursor
 
 
 def bound(cursor: Cursor, last: int | None) -> int:
-    """Have it end at `last`, or where the log ends now, whichever is first. Returns the sequence after that."""
+    """End a cursor at `last` or at the present end of the log, whichever is first. Returns the sequence after it."""
     end = cursor.group.log.end.next
     stop = end if last is None else min(last + 1, end)
     cursor.write(b"until %d\n" % max(stop - 1, 0))
@@ -243,7 +248,7 @@ def bound(cursor: Cursor, last: int | None) -> int:
 
 
 async def read(call: Call) -> Answer:
-    """Messages of a stream or a view, or of what `select` names in a group."""
+    """Read messages of a stream or a view, or of the streams of a group that `select` names."""
     if call.option("seq") is not None:
         return one(call)
     words = wish(call)
@@ -254,7 +259,7 @@ async def read(call: Call) -> Answer:
 
 
 def exists(call: Call, name: str) -> bool:
-    """Whether the group has a stream or a view of that name, which the user may read. Raises Denied."""
+    """Whether the group has a file of that name. Raises Denied where the user may not read it."""
     try:
         call.tree.access(call.user, call.own(name), os.R_OK)
     except NotFound:
@@ -263,8 +268,8 @@ def exists(call: Call, name: str) -> bool:
 
 
 def open_source(call: Call, names: list[str], words: Wish, select: str = "select") -> AnswerMessages:
-    """The messages of streams, views and patterns, to be answered with. `select`: "cover" waits for streams that are
-    not there. A place beyond the end is none: then it is all, after word of what is lost."""
+    """Open the messages of streams, views and patterns for an answer. `select`: with "cover" the streams need not exist
+    yet. A `since` beyond the end of the log reads all messages, after a notice of the lost ones."""
     until = [] if words.until is None else [f"until {words.until}"]
     since, end = words.since, call.group.log.end.next
     is_undone = since.isascii() and since.isdigit() and len(since) < 20 and int(since) > end
@@ -273,7 +278,7 @@ def open_source(call: Call, names: list[str], words: Wish, select: str = "select
 
 
 async def answer(call: Call, source: AnswerMessages, words: Wish) -> Answer:
-    """An answer with an end or without one. Closes the cursor after it."""
+    """Answer with messages, with or without an end. The cursor is closed after the answer."""
     try:
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
     except Cut:
@@ -285,7 +290,8 @@ async def answer(call: Call, source: AnswerMessages, words: Wish) -> Answer:
 
 
 async def _page(call: Call, source: AnswerMessages, words: Wish) -> Answer:
-    """An answer with an end. One that is counted fits a page, and tells exactly where the next one begins."""
+    """Return an answer with an end. With `count` or `bytes` it fits a page, and Mqfs-Next is exactly the sequence after
+    it."""
     cursor = source.cursor
     start = await source.begin()
     piece = b""
@@ -315,7 +321,7 @@ def _places(source: AnswerMessages, following: int) -> Headers:
 
 
 async def _rest(source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
-    """The body of an answer with an end, in pieces."""
+    """Yield the body of an answer with an end, in pieces."""
     yield data
     del data
     while not source.at_end:
@@ -325,7 +331,7 @@ async def _rest(source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterat
 
 
 async def _follow(call: Call, source: AnswerMessages, words: Wish) -> Answer:
-    """An answer without an end."""
+    """Return an answer without an end. Raises OverLimit."""
     cursor = source.cursor
     data = await source.begin() + source.gather(PIECE_BYTES)
     call.front.hold(len(data))
@@ -343,7 +349,7 @@ async def _follow(call: Call, source: AnswerMessages, words: Wish) -> Answer:
 async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     form = words.form
     yield data
-    data = b""  # what was sent is held no longer while more is waited for
+    data = b""  # free the sent piece during the wait
     while not source.over and not call.tree.closing:
         data = source.gather(PIECE_BYTES)
         if not data and not source.over:
@@ -355,7 +361,7 @@ async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes)
         yield data
         data = b""
         await call.front.pause()
-    if not call.tree.closing:  # a client is to come back after a restart
+    if not call.tree.closing:  # without it, clients connect again after a restart
         yield form.end
 
 
@@ -363,7 +369,7 @@ async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes)
 
 
 def one(call: Call) -> Answer:
-    """The message of `seq`."""
+    """Return the message of `seq`. Raises FellBehind where it was trimmed, NotFound."""
     sequence = call.number("seq", 1 << 62) or 0
     with closing(open_cursor(call, [call.target.name], str(sequence), "json")) as cursor:
         cursor.write(b"until %d\n" % sequence)
@@ -380,7 +386,7 @@ def one(call: Call) -> Answer:
 
 
 def message_of(line: bytes) -> Answer:
-    """A message from its line of `format json`, with its headers as far as HTTP can carry them."""
+    """Return a message from its line of `format json`, with those of its headers that HTTP can carry."""
     message = json.loads(line)
     body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
     own = message.get("headers", {})
@@ -393,12 +399,12 @@ def message_of(line: bytes) -> Answer:
 
 
 def carries(name: str, text: str) -> bool:
-    """Whether a message's header can be one of HTTP's."""
+    """Whether HTTP can carry a header of a message."""
     return name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name) and text.isprintable()
 
 
 async def look(call: Call) -> Answer:
-    """HEAD: where a stream begins and ends, and how much it keeps."""
+    """Answer HEAD: where a stream begins and ends, and how much it retains."""
     node: Any = call.target.node
     end = node.group.log.end.next
     head = [*NO_STORE, ("Mqfs-Next", str(end))]
@@ -412,7 +418,7 @@ async def look(call: Call) -> Answer:
 
 
 async def absent(call: Call) -> Answer:
-    """A stream that does not exist. To a client that had events of it: do not reconnect."""
+    """Answer a read of a missing stream. A client that received its events before gets 204: do not reconnect."""
     form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
     seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
     if form is answers.SSE and seen:

@@ -1,5 +1,5 @@
-"""One row of the table of routes; and one request on its way through the front end: its user, its subject, its options,
-and how a call may wait.
+"""A row of the table of routes, and a request on its way through the front end: its user, target and options, and how
+its call may wait.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mqfs.http.connection import Connection
 
 T = TypeVar("T")
-WHOLE = 1 << 30  # bytes of a read: all there is
+WHOLE = 1 << 30  # bytes of a read that returns all
 
 
 class TimedOut(Exception):
-    """A bounded wait timed out. Nothing was done."""
+    """A wait reached its time limit and has done nothing."""
 
 
 @attrs.define
@@ -47,12 +47,13 @@ class Call:
 
     @property
     def owner(self) -> Hashable:
-        """The account that it is charged to: a user; without a token the block of the client's address."""
+        """The account that the call is charged to: the user of a token, else that of the client (over TCP its block of
+        addresses)."""
         return counted(self.account) if self.user.grant is None else self.user.uid
 
     @property
     def group(self) -> Any:
-        """The group of its target."""
+        """The group of the target."""
         return self.target.node.group
 
     @property
@@ -61,23 +62,23 @@ class Call:
 
     @property
     def site(self) -> str:
-        """The server's URL without a path, as its client has it."""
+        """The server's URL without a path, as the client addressed it."""
         scheme = "https" if self.front.is_encrypted(self.request) else "http"
         return f"{scheme}://{self.request.headers.get('host', 'localhost')}"
 
     def own(self, name: str) -> Any:
-        """A file of the group's own."""
+        """Return one of the group's own files, such as "ctl"."""
         return self.tree.walk(self.user, self.group, name)
 
     def has_tag(self, tag: str) -> bool:
-        """Whether the client has the version with that entity tag."""
+        """Whether the client has the version with an entity tag (If-None-Match)."""
         known = [word.strip().removeprefix("W/") for word in self.request.headers.get("if-none-match", "").split(",")]
         return tag in known or "*" in known
 
     # ------------------------------------------------------------ options
 
     def check_options(self, known: tuple[str, ...]) -> None:
-        """Raises BadRequest where one is not known; "h-" stands for all names that begin so, "*" for any."""
+        """Raise BadRequest for an option that is not known; "h-" stands for all names with that prefix, "*" for any."""
         if "*" in known:
             return
         for name, _ in self.path.options:
@@ -85,14 +86,14 @@ class Call:
                 raise BadRequest(f"unknown option {name!r} (expected one of: {' '.join(known) or 'none'})")
 
     def option(self, name: str, header: str = "") -> str | None:
-        """The value in the query, else of a header."""
+        """Return the value of an option in the query, else of `header`, else None."""
         for key, value in self.path.options:
             if key == name:
                 return value
         return self.request.headers.get(header) if header else None
 
     def flag(self, name: str, header: str = "") -> bool:
-        """`name`, `name=yes`; `name=no` is as none."""
+        """Whether an option is set: `name` or `name=yes`; `name=no` is as without it. Raises BadRequest."""
         value = self.option(name, header)
         if value in (None, "no", "false", "0"):
             return False
@@ -101,7 +102,7 @@ class Call:
         raise BadRequest(f"{name} {value!r} (expected yes or no)")
 
     def number(self, name: str, most: int) -> int | None:
-        """A count from 1. Raises BadRequest, TooLong."""
+        """Return a count from 1 to `most`, or None if it is not given. Raises BadRequest, TooLong."""
         word = self.option(name)
         if word is None:
             return None
@@ -113,12 +114,12 @@ class Call:
         return value
 
     def seconds(self, name: str, most: float = limits.HTTP_WAIT_MOST_S) -> float | None:
-        """A duration, cut to a bound."""
+        """Return a duration in seconds, at most `most`, or None if it is not given."""
         word = self.option(name)
         return None if word is None else min(parse_duration(word) / 1e9, most)
 
 
-# What a body may be.
+# The kinds of bodies.
 MESSAGE, BATCH, STAGED, LINES, COMMANDS = "message", "batch", "staged", "lines", "commands"
 NOTE, JSON_NOTE = "note", "json note"
 APPEND, VALUE = "append", "value"
@@ -154,8 +155,9 @@ NOTHING = Sends()
 
 @attrs.frozen
 class Route:
-    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be, `example` one.
-    `changes`: a GET that no other site's page may make."""
+    """A row of the table of routes. `kind` is the kind of the target (target.py), `path` an example of its path; `body`
+    is the kind of body, `example` an example of one. `changes`: a GET that changes something, which another site's page
+    may not send."""
 
     method: str
     kind: str
@@ -172,10 +174,11 @@ class Route:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes that a body may have."""
+        """The maximum size of a body in bytes."""
         return _BODIES[self.body]()
 
     def needs_body(self, request: Request, path: Path) -> bool:
-        """Whether a request may not be performed without the body that it may have. `path`: its target, parsed."""
+        """Whether a request needs its body: the route has one, and no header or option takes its place. `path`: the
+        parsed target."""
         given = {name.lower() for name, value in (*request.headers.items(), *path.options) if value}
         return bool(self.body) and given.isdisjoint(_INSTEAD.get(self.body, ()))

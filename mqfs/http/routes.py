@@ -1,6 +1,6 @@
 """The routes of the front end: one table, from which the documentation of the interface is made, too.
 
-A row has the method, the kind of node and the verb of a call, and the options that it takes.
+A row has the method of a call, the kind and verb of its target, and its options.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ ROUTES: tuple[Route, ...] = (
 
 
 def in_header(request: Request, path: Path, encrypted: bool) -> str | None:
-    """The credentials of a request, by its header."""
+    """Return the Authorization header of a request."""
     return request.headers.get("authorization")
 
 
 @attrs.frozen
 class Table:
-    """The routes of a listener, and how requests are read and errors written there."""
+    """The routes of a listener, with its ways to resolve targets, read credentials and write errors."""
 
     routes: tuple[Route, ...]
     resolve: Callable[[Tree, User, Path], Target] = resolve
@@ -155,11 +155,12 @@ class Table:
         return own
 
     def methods(self, target: Target) -> tuple[str, ...]:
-        """The methods of a target. A HEAD is a GET without the body; a GET that changes something has none."""
+        """Return the methods of a target. HEAD comes with each GET, unless that changes something."""
         return tuple(method for method, *key in self._by_key if key == [target.kind, target.verb])
 
     def find(self, method: str, target: Target, path: Path) -> Route:
-        """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
+        """Return the route of a request. Raises NotFound for a missing target, NotAllowed for another method than its
+        own, IsDirectory for a group without its slash."""
         route = self._by_key.get((method, target.kind, target.verb))
         if route is not None:
             return route
@@ -171,7 +172,7 @@ class Table:
         raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)
 
     def refuse(self, request: Request, error: MqfsError) -> Answer:
-        """The answer to a request that fails."""
+        """Return the answer to a failed request."""
         accept = request.headers.get("accept", "*/*")
         plain = accept.startswith(("*/*", "text/plain"))
         kind, body = self.problem(error, plain)
@@ -185,7 +186,7 @@ class Table:
         elif error.http == 401:
             headers += CHALLENGES
         elif isinstance(error, (publishing.ReplyEnded, publishing.ReplyRefused)):
-            pass  # a client that repeats it as Retry-After says publishes twice
+            pass  # the message is published: a client that obeyed Retry-After would publish it twice
         elif error.http in (429, 503):
             headers.append(("Retry-After", "1"))
         return Answer(error.http, body, kind, headers)

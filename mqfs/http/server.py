@@ -1,6 +1,6 @@
 """The HTTP server: sockets driven by trio.
 
-It holds the list of connections, and notifies each when its client is gone.
+It holds the connections, and notifies each when its client disconnects.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ FULL = (
     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
     b"too many connections\n"
 )
-EVENTS = 256  # of clients that are gone, at once
+EVENTS = 256  # of disconnected clients, in one poll
 
 
 class HttpServer(Acceptor):
     """All HTTP connections of one tree.
 
-    `troubles` tells why the server is not ready. `trace` gets a line for each answer. `speak`: serves connections of
-    another protocol first, and returns whether one was; it has no byte of the others. `shared`: see `Acceptor`.
+    `troubles` returns why the server is not ready. `trace` gets a line for each answer. `speak` serves a connection
+    that uses another protocol, and returns whether it did; it consumes no byte of an HTTP connection. `shared`: see
+    `Acceptor`.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class HttpServer(Acceptor):
         self._empty = trio.Event()
 
     def add(self, listener: Listener, table: Table = TREE) -> None:
-        """Serve that at an address, from the beginning."""
+        """Serve the routes of a table at an address; called before `run`."""
         self._tables[listener] = table
         super().add(listener)
 
@@ -87,7 +88,7 @@ class HttpServer(Acceptor):
             self._ends.close()
 
     async def stop(self) -> None:
-        """Stop accepting, let answers leave for up to limits.SHUTDOWN_S, then end all connections."""
+        """Stop accepting, wait up to limits.SHUTDOWN_S for answers to be sent, then close all connections."""
         self.stop_accepting()
         for connection in self._connections.values():
             if connection.idle:
@@ -118,7 +119,8 @@ class HttpServer(Acceptor):
         _count_down(self._connected, self._owner(peer))
 
     def _owner(self, peer: Peer) -> Hashable:
-        """Whom a connection counts for; each of a proxy for itself, as these have no bound of a user."""
+        """The account that a connection is charged to. Each connection of a proxy has an account of its own: no user
+        limit bounds them."""
         return peer.where if self.proxies.has(peer.account) else peer.account
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
@@ -151,7 +153,7 @@ class HttpServer(Acceptor):
                 self._empty.set()
 
     def end_tokens(self, ended: Set[Grant]) -> None:
-        """End the connections of tokens that were revoked or expired; their claims are released."""
+        """Close the connections of tokens that were revoked, changed or expired, and release their claims."""
         for connection in list(self._connections.values()):
             if (grant := connection.grant) in ended:
                 where, name = connection.peer.where, grant.id if grant is not None else ""
@@ -159,10 +161,10 @@ class HttpServer(Acceptor):
                 connection.lost()
         self.claims.end_grants(ended)
 
-    # ------------------------------------------------------------ clients that are gone
+    # ------------------------------------------------------------ clients that disconnect
 
     async def _watch_ends(self) -> None:
-        """Tell connections that their client sends no more, or is gone. Each such event comes once."""
+        """Notify connections whose client has shut down its sending side or disconnected. Each event comes once."""
         while True:
             await trio.lowlevel.wait_readable(self._ends.fileno())
             for descriptor, events in self._ends.poll(0, EVENTS):
@@ -177,7 +179,7 @@ class HttpServer(Acceptor):
     # ------------------------------------------------------------ answers
 
     def note(self, peer: Peer, request: Request, answer: Answer) -> None:
-        """Count an answer that begins, and trace it."""
+        """Count an answer that is about to be sent, and trace it."""
         self.requests[request.method, answer.status] += 1
         if self._trace is not None:
             size = f" {len(answer.body)} bytes" if isinstance(answer.body, bytes) else ""
@@ -189,7 +191,7 @@ class HttpServer(Acceptor):
         return self._streams.total()
 
     def begin_stream(self, peer: Peer) -> None:
-        """Raises OverLimit."""
+        """Count an answer without an end. Raises OverLimit."""
         if self._streams[peer.account] >= limits.HTTP_USER_STREAMS:
             raise OverLimit(f"follow: too many open answers of this user (expected at most {limits.HTTP_USER_STREAMS})")
         self._streams[peer.account] += 1

@@ -1,6 +1,6 @@
 """The meaning of a request's target: a node of the tree, the verb after it, the options.
 
-What the node is decides, before the verb: below a file a segment is a verb, below a group it is a name.
+The kind of the node decides about the next segment: below a file it is a verb, below a group a name.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _MISSING = {"group": "new", ".consumers": "new consumer", ".txn": "new part"}
 
 
 class Path(NamedTuple):
-    """A target in words. `text` is the path as it was sent."""
+    """A parsed target. `text` is the path as it was sent."""
 
     text: str
     names: tuple[str, ...]
-    slash: bool  # at the end: it means a group
+    slash: bool  # at the end: the path is a group's
     options: tuple[tuple[str, str], ...]
 
 
 class Target(NamedTuple):
-    """`node` is the directory where nothing of that `name` is there yet."""
+    """The target of a request. Where no file of that `name` exists, `node` is the directory that lacks it."""
 
     kind: str
     node: Any
@@ -64,8 +64,8 @@ class Target(NamedTuple):
 
 @cache_short(limits.HTTP_TARGETS, limits.HTTP_TARGET_BYTES)
 def parse(target: str) -> Path:
-    """Raises BadRequest."""
-    if target.startswith(("http://", "https://")):  # the form that is meant for proxies
+    """Parse the target of a request. Raises BadRequest."""
+    if target.startswith(("http://", "https://")):  # the form for proxies
         target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
     if not target.startswith("/"):
         raise BadRequest(f"invalid target {target!r} (expected a path)")
@@ -94,7 +94,7 @@ def _name(segment: str) -> str:
 
 
 def resolve(tree: Tree, user: User, path: Path) -> Target:
-    """Raises NotFound, Denied, NotDirectory, BadRequest."""
+    """Return the target of a path. Raises NotFound, Denied, NotDirectory, BadRequest."""
     names = path.names
     if names and names[0] in OWN:
         if len(names) > 1 and names[0] != ".web":
@@ -117,7 +117,7 @@ def resolve(tree: Tree, user: User, path: Path) -> Target:
 
 
 def group_at(tree: Tree, user: User, names: tuple[str, ...]) -> Group:
-    """Raises NotFound, Denied."""
+    """Return the group at a path. Raises NotFound, Denied."""
     node: Any = tree.root
     for name in names:
         node = tree.walk(user, node, name)
@@ -127,7 +127,7 @@ def group_at(tree: Tree, user: User, names: tuple[str, ...]) -> Group:
 
 
 def absent(target: Target, names: tuple[str, ...]) -> NotFound:
-    """The error of a call of a target that is not there, or has no such verb. It says how the target is made."""
+    """Return the error for a target that does not exist, or has no such verb. It says how to make the target."""
     path, kind, name = "/".join(map(quote, names)), target.kind.removeprefix("new "), repr(target.name)
     if target.verb and target.node is not None and not target.node.directory:
         return NotFound(_not_a_group(target.node))

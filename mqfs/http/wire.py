@@ -1,7 +1,7 @@
 """HTTP/1.1 and 1.0 without I/O: bytes to requests, answers to bytes.
 
-httptools parses; what it accepts and RFC 9112 does not is refused here. A refused request ends its connection: the
-bytes after it cannot be trusted to begin a request.
+httptools parses; requests that it accepts against RFC 9112 are refused here. A refused request closes its connection:
+the bytes after it cannot be trusted to begin a request.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ _CLOSE = "Connection: close\r\n"
 
 
 class Request:
-    """One request. Names of headers are lower case, values are decoded as UTF-8, others bytes escaped."""
+    """One request. Names of headers are lower case; values are decoded as UTF-8, with other bytes escaped."""
 
     __slots__ = ("_body", "complete", "headers", "keep_alive", "method", "size", "target", "version")
 
     def __init__(self) -> None:
         self.method, self.target, self.version = "", "", "1.1"
         self.headers: dict[str, str] = {}
-        self._body = BytesIO()  # which is read without a copy
-        self.size = 0  # bytes of the body that came
+        self._body = BytesIO()  # read without a copy
+        self.size = 0  # bytes of the body received so far
         self.keep_alive = False
         self.complete = False
 
     @property
     def body(self) -> bytes:
-        """To be read when it is complete: what is added afterwards copies it."""
+        """The body; read it once it is complete, as a later `add` would copy it."""
         return self._body.getvalue()
 
     def add(self, part: bytes) -> None:
-        """A part of the body came."""
+        """Append a received part of the body."""
         self.size += self._body.write(part)
 
     def replace(self, body: bytes) -> None:
-        """Another body comes with the same head."""
+        """Replace the body by that of another request with the same head."""
         self._body, self.size = BytesIO(body), len(body)
 
     @property
     def shown(self) -> str:
-        """Its target for a log: without the query, which may have secrets."""
+        """The target for a log: without the query, which may contain secrets."""
         return printable(self.target.partition("?")[0])
 
     @property
     def announced(self) -> int:
-        """Bytes of the body that its head announces; 0 where it does not."""
+        """Bytes of the body by Content-Length; 0 without one."""
         return int(self.headers.get("content-length", "").lstrip("0") or "0")  # int() refuses thousands of zeros
 
     @property
     def has_unknown_length(self) -> bool:
-        """Whether a POST may have a body of which the parser gives no byte: one of HTTP/1.0 says how long it is."""
+        """Whether a POST of HTTP/1.0 lacks Content-Length: the parser would pass on no byte of its body."""
         return self.version == "1.0" and self.method == "POST" and "content-length" not in self.headers
 
     @property
@@ -78,8 +78,8 @@ class Request:
 class RequestParser:
     """The requests of one connection, in order.
 
-    `requests` are those whose head is complete; a body may still come. `error` is why no more will: it is to be
-    answered after them.
+    `requests` have a complete head; the body may be incomplete. After an `error` no more requests are parsed: it is
+    to be answered after them.
     """
 
     def __init__(self) -> None:
@@ -89,15 +89,15 @@ class RequestParser:
         self._target = bytearray()
         self._pairs: list[tuple[bytes, bytes]] = []
         self._size = 0  # bytes of headers
-        self._raw = 0  # bytes received since a request began, a part of a body came, or a request was complete
-        self._moved = False  # one of the latter two, in what is being parsed
+        self._raw = 0  # bytes received since the last start of a request, part of a body, or end of a request
+        self._moved = False  # whether the bytes being parsed had a part of a body or the end of a request
         self._in_head = False
-        self._rest = 0  # bytes of the body of a request that asks for an upgrade
+        self._rest = 0  # missing bytes of the body of a request for an upgrade
         self._current = Request()
 
     @property
     def idle(self) -> bool:
-        """Whether no byte of a next request came."""
+        """Whether no byte of a next request was received."""
         return not self._in_head and not self.requests
 
     @property
@@ -106,8 +106,8 @@ class RequestParser:
         return self._current.complete and not self._in_head
 
     def receive(self, data: bytes) -> bytes:
-        """Parse up to the end of a head after limits.HTTP_PARSED_BYTES. Returns the bytes after that, which are to be
-        received again. Nothing is raised: see `error`."""
+        """Parse up to the first end of a head after limits.HTTP_PARSED_BYTES. Returns the bytes after it, which are to
+        be passed in again. Raises nothing: see `error`."""
         if self._rest:
             data = self._body_of_upgrade(data)
         if self.error is not None or not data:
@@ -132,7 +132,7 @@ class RequestParser:
         return rest
 
     def close(self) -> None:
-        """Break the reference cycle with the parser of httptools, which calls this one: collections are rare."""
+        """Break the reference cycle with the parser of httptools: garbage collections are rare."""
         self._parser = None
 
     def _refuse(self, error: MqfsError) -> None:
@@ -140,7 +140,7 @@ class RequestParser:
             self.error = error
         self._in_head = False
 
-    # ------------------------------------------------------------ what httptools calls
+    # ------------------------------------------------------------ callbacks of httptools
 
     def on_message_begin(self) -> None:
         self._target.clear()
@@ -158,7 +158,7 @@ class RequestParser:
         if self._size > limits.HTTP_HEADER_BYTES or len(self._pairs) >= limits.HTTP_HEADERS:
             bounds = f"{limits.HTTP_HEADERS} fields, {limits.HTTP_HEADER_BYTES} bytes"
             self._fail(TooManyHeaders(f"too many headers (expected at most {bounds})"))
-        self._pairs.append((name, value))  # trailers, too, which are not used
+        self._pairs.append((name, value))  # also trailers, which are not used
 
     def on_headers_complete(self) -> None:
         parser, request = self._parser, Request()
@@ -176,7 +176,7 @@ class RequestParser:
         self.requests.append(request)
 
     def _headers(self, version: str) -> dict[str, str]:
-        """The headers of a request. Raises the error of invalid ones."""
+        """Return the headers of a request. Raises the error of invalid ones."""
         if version not in ("1.1", "1.0"):
             self._fail(BadVersion(f"HTTP/{version} (expected 1.1 or 1.0)"))
         headers: dict[str, str] = {}
@@ -211,12 +211,13 @@ class RequestParser:
         self._current.complete = not self._rest
 
     def _fail(self, error: MqfsError) -> None:
-        """Stop the parser by an exception, which it wraps in one of its own."""
+        """Record an error, and stop httptools by raising it; httptools wraps it in an exception of its own."""
         self._refuse(error)
         raise error
 
     def _body_of_upgrade(self, data: bytes) -> bytes:
-        """httptools leaves out the body of a request that asks for an upgrade, which is not granted."""
+        """Add the body of a request for an upgrade, which httptools does not parse, and return the bytes after it. The
+        upgrade is not granted."""
         part, data = data[: self._rest], data[self._rest :]
         self._current.add(part)
         self._rest -= len(part)
@@ -231,16 +232,17 @@ _REASONS = {int(status): status.phrase for status in HTTPStatus}
 
 @lru_cache(maxsize=64)
 def _begin(status: int, second: int) -> str:
-    """The lines that all answers of that status have then."""
+    """Return the first lines of every answer with a status in a second of UNIX time."""
     reason, date = _REASONS.get(status, ""), formatdate(second, usegmt=True)
     return f"HTTP/1.1 {status} {reason}\r\nX-Content-Type-Options: nosniff\r\nDate: {date}\r\n"
 
 
 def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int | None, close: bool) -> bytes:
-    """The head of an answer. `size`: of its body; None: `headers` say it, or it ends with the connection.
+    """Return the head of an answer. `size`: bytes of its body; None if `headers` have it, or the body ends with the
+    connection. `second`: UNIX time.
 
-    Raises ValueError where a name or a value has a line break or NUL: a client would read another header there, or
-    another answer. Whoever makes a header of what others wrote leaves such a one out before."""
+    Raises ValueError where a name or a value has a line break or NUL: a client would read another header or another
+    answer there. A caller that makes a header of data of others leaves such a header out."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     fields = "".join(lines)
     if fields.count("\r") != len(lines) or fields.count("\n") != len(lines) or "\0" in fields:
@@ -251,5 +253,5 @@ def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int
 
 
 def chunk(data: bytes) -> tuple[bytes, ...]:
-    """A piece of a body, in parts; none for nothing, as an empty chunk ends it."""
+    """Return the parts of a chunk for a piece of a body; none for an empty piece, as an empty chunk ends the body."""
     return (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
