@@ -18,7 +18,7 @@ U16 = Annotated[int, "u16"]
 U32 = Annotated[int, "u32"]
 U64 = Annotated[int, "u64"]
 Text = Annotated[str, "text"]  # must be UTF-8
-Name = Annotated[str, "name"]  # one file name; bytes that are not UTF-8 become surrogates, for the tree to refuse
+Name = Annotated[str, "name"]  # one file name; bytes that are not UTF-8 become surrogates, which the tree refuses
 Names = Annotated[tuple[str, ...], "names"]
 Ident = Annotated[Qid, "qid"]
 Idents = Annotated[tuple[Qid, ...], "qids"]
@@ -26,12 +26,12 @@ Data = Annotated[bytes, "data"]
 Mode = Annotated[int, "mode"]  # four bytes, shown in octal
 UnixU32 = Annotated[int, "u32", "unix"]
 UnixText = Annotated[str, "text", "unix"]
-LateU32 = Annotated[int, "u32", "late"]  # older clients leave it out
+LateU32 = Annotated[int, "u32", "late"]  # fields that older clients omit
 
 NOTAG = 0xFFFF
 NOFID = 0xFFFF_FFFF
-KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF  # of a Twstat: fields that stay
-DMTMP = 0x0400_0000  # of a mode: a temporary file
+KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF  # of a Twstat: leave the attribute as it is
+DMTMP = 0x0400_0000  # a mode bit: temporary file
 
 
 class Fcall(Protocol):
@@ -42,7 +42,7 @@ class Fcall(Protocol):
 
 
 class Dir(NamedTuple):
-    """A file's attributes in 9P2000 and 9P2000.u; all bits set (or an empty text) in a Twstat: leave this alone."""
+    """A file's attributes in 9P2000 and 9P2000.u. In a Twstat, all bits set or an empty text leave one as it is."""
 
     type: U16
     dev: U32
@@ -222,9 +222,9 @@ class Rwstat(NamedTuple):
 # ------------------------------------------------------------ 9P2000.L
 
 
-AT_REMOVEDIR = 0x200  # of Tunlinkat
-GETATTR_BASIC = 0x7FF  # all that Tgetattr has
-SET_MODE, SET_UID, SET_GID = 1, 2, 4  # of Tsetattr: which fields are valid
+AT_REMOVEDIR = 0x200  # a flag of Tunlinkat
+GETATTR_BASIC = 0x7FF  # all attributes that Tgetattr can ask for
+SET_MODE, SET_UID, SET_GID = 1, 2, 4  # bits of Tsetattr's `valid`
 READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2  # types of Tlock and Tgetlock
 
 

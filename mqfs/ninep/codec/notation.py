@@ -34,7 +34,7 @@ _MESSAGES = {kind.__name__: kind for kind in NUMBERS}
 
 
 def show(message: Fcall, most: int | None = None) -> str:
-    """The line of a message. `most`: print no more bytes of data than that, which no parser takes back."""
+    """Return the line of a message. `most`: cut data to that many bytes; such a line cannot be parsed again."""
     tag = "NOTAG" if message.tag == 0xFFFF else str(message.tag)
     return " ".join([type(message).__name__, "tag", tag, *_show_fields(message, most)])
 
@@ -85,12 +85,12 @@ def _show_text(value: str) -> str:
 
 
 def _plain(value: str) -> bool:
-    """Can it be printed as it is, line ends and tabs escaped?"""
+    """Whether a text can be printed as it is, with only line ends and tabs escaped."""
     return all(letter.isprintable() or letter in "\n\t\r" for letter in value)
 
 
 def show_data(value: bytes, most: int | None = None) -> str:
-    """Data as text where it is text, else in hexadecimal."""
+    """Return data as JSON text if it is printable UTF-8, else in hexadecimal."""
     if most is not None and len(value) > most:
         return f"{show_data(value[:most])}..{len(value)}"
     try:
@@ -104,7 +104,7 @@ def show_data(value: bytes, most: int | None = None) -> str:
 
 
 class Tokens:
-    """The words of a line, one after the other. Raises ValueError for an invalid one."""
+    """The words of a line, one after the other. A missing or unexpected word raises ValueError."""
 
     def __init__(self, line: str) -> None:
         self._words = list(_split(line))
@@ -142,7 +142,7 @@ def _split(line: str) -> Iterator[str]:
 
 
 def parse(line: str) -> Fcall:
-    """The message of a line. Raises ValueError."""
+    """Return the message of a line. Raises ValueError."""
     tokens = Tokens(line)
     name = tokens.next()
     if name not in _MESSAGES:

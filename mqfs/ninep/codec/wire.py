@@ -28,7 +28,7 @@ _NOT_LINUX = {106, 107, 112, 113, 114, 115, 124, 125, 126, 127}  # open, create,
 
 
 class Dialect(enum.Enum):
-    """One of the three; `unix` dialects carry numbers of users and errors."""
+    """A dialect of 9P. The `unix` dialects carry numbers of users and errors."""
 
     PLAIN = "9P2000"
     UNIX = "9P2000.u"
@@ -48,7 +48,7 @@ class Dialect(enum.Enum):
 
 
 def negotiate(version: str) -> Dialect | None:
-    """The dialect to answer a Tversion with: the longest known prefix of its version, up to a dot."""
+    """Return the dialect to answer a Tversion with: its longest known prefix that ends before a dot. None: unknown."""
     known = {dialect.version: dialect for dialect in Dialect}
     while version and version not in known:
         version = version.rpartition(".")[0]
@@ -56,7 +56,7 @@ def negotiate(version: str) -> Dialect | None:
 
 
 def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) -> Fcall:
-    """The reply that carries an error. `system`: with strerror's text, which Linux turns back into a number."""
+    """Return the reply that carries an error. `system`: use strerror's text, which Linux turns back into a number."""
     if dialect.linux:
         return Rlerror(tag, error.errno)
     text = os.strerror(error.errno) if system else error.wire_text()
@@ -82,7 +82,7 @@ def _all(base: type[MqfsError]) -> Iterator[type[MqfsError]]:
 
 
 def raised(reply: Rerror | Rlerror) -> MqfsError:
-    """The exception for a server's error."""
+    """Return the exception for a server's error reply."""
     if isinstance(reply, Rlerror):
         return _numbered(reply.ecode, "") or _other(os.strerror(reply.ecode), reply.ecode)
     text, _, detail = reply.ename.partition(": ")
@@ -93,14 +93,14 @@ def raised(reply: Rerror | Rlerror) -> MqfsError:
 
 
 def _numbered(number: int, detail: str) -> MqfsError | None:
-    """The condition of that errno."""
+    """Return the exception of an errno, or None if no class has it."""
     if number in _GENERIC:
         return _GENERIC[number](detail)
     return next((kind(detail) for kind in _all(MqfsError) if kind.errno == number), None)
 
 
 def _other(text: str, number: int) -> MqfsError:
-    """A condition that this table does not have, with the server's own text."""
+    """Return a RemoteError with the server's own text, for an error that has no class here."""
     error = errors.RemoteError(text)
     error.errno = number or error.errno  # type: ignore[misc]
     return error
@@ -163,7 +163,7 @@ ENTRY = struct.Struct("<BIQQBH")
 T_VERSION, T_FLUSH, T_READ, R_READ, T_WRITE, R_WRITE = 100, 108, 116, 117, 118, 119
 HEADER_BYTES = HEADER.size
 READ_OVERHEAD = READ_HEADER.size  # an Rread carries at most msize less this
-IO_OVERHEAD = 24  # what every client allows for; a Twrite carries at most msize less this
+IO_OVERHEAD = 24  # bytes that every client reserves; a Twrite carries at most msize less this
 
 Buffer = bytes | bytearray
 
@@ -172,7 +172,7 @@ Buffer = bytes | bytearray
 
 
 class Framer:
-    """Cuts a stream of bytes into frames. `msize` may change between two frames."""
+    """Cut a stream of bytes into frames. `msize` may change between two frames."""
 
     def __init__(self, msize: int) -> None:
         self.msize = msize
@@ -180,7 +180,7 @@ class Framer:
 
     @property
     def unfinished(self) -> int:
-        """The number of bytes that were not consumed."""
+        """The number of bytes kept for the next frame."""
         return len(self._rest)
 
     @property
@@ -195,7 +195,7 @@ class Framer:
         self._rest += data
 
     def frames(self, data: bytes = b"") -> Iterator[tuple[Buffer, int, int]]:
-        """Each whole frame as (buffer, position, size). Bytes not consumed stay for the next call."""
+        """Yield each whole frame as (buffer, position, size). Bytes not consumed stay for the next call."""
         buffer: Buffer = data
         if self._rest:
             self._rest += data
@@ -222,7 +222,7 @@ class Framer:
 
 
 class Reader:
-    """A position in a frame; every step checks that its bytes are there."""
+    """A position in a frame. Each step raises BadFrame where the frame is too short for it."""
 
     __slots__ = ("buffer", "end", "position", "unix")
 
@@ -230,7 +230,7 @@ class Reader:
         self.buffer, self.position, self.end, self.unix = buffer, position, end, unix
 
     def take(self, count: int) -> int:
-        """Step over `count` bytes; returns where they begin."""
+        """Step over `count` bytes and return the position where they begin."""
         start = self.position
         if count > self.end - start:
             raise BadFrame(f"field of {count} bytes: beyond the end of its frame")
@@ -268,14 +268,14 @@ class Reader:
         return self.raw(self.number(COUNT))
 
     def stat(self) -> Dir:
-        """A stat inside a message, which follows its size, twice."""
+        """Read the stat in a message: the size of the field, then a stat as in a directory, with its own size."""
         within = self._part(self.number(SHORT))
         value = within.entry()
         within.finish()
         return value
 
     def entry(self) -> Dir:
-        """A stat as it stands in a directory."""
+        """Read a stat as a directory holds it."""
         within = self._part(self.number(SHORT))
         value: Dir = _FIELDS[Dir, self.unix](within)
         within.finish()
@@ -339,7 +339,7 @@ def _put_data(value: bytes, unix: bool) -> bytes:
 
 
 def stat_bytes(value: Dir, unix: bool) -> bytes:
-    """A stat as it stands in a directory."""
+    """Return a stat as a directory holds it."""
     raw = _body(Dir, value, unix)
     return SHORT.pack(len(raw)) + raw
 
@@ -350,7 +350,7 @@ def _put_stat(value: Dir, unix: bool) -> bytes:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """An entry as in an Rreaddir."""
+    """Return an entry as encoded in an Rreaddir."""
     name = entry.name.encode("utf-8", "surrogateescape")
     return ENTRY.pack(*entry.qid, entry.offset, entry.type, len(name)) + name
 
@@ -390,12 +390,12 @@ _LAYOUTS = {value: _layout(value) for value in (*TYPES.values(), Dir, Entry)}
 
 
 def layout(value: type[Any]) -> tuple[tuple[str, str, str], ...]:
-    """The fields of a message or a stat: (name, kind, "unix", "late" or ""), without the tag."""
+    """Return the fields of a message or a stat, without the tag, as (name, kind, mark). Mark: "unix", "late" or ""."""
     return _LAYOUTS[value]
 
 
 def _fields(value: type[Any], unix: bool) -> Callable[..., Any]:
-    """A function that reads all fields of a message (or a stat) after its tag."""
+    """Return a function that reads all fields of a message (or a stat) after its tag."""
     wanted = [field for field in layout(value) if unix or field[2] != "unix"]
     readers = [_READERS[kind] for _, kind, mark in wanted if mark != "late"]
     late = any(mark == "late" for _, _, mark in wanted)
@@ -418,7 +418,7 @@ def _body(kind: type[Any], value: Any, unix: bool) -> bytes:
 
 
 def decode(buffer: Buffer, position: int, size: int, unix: bool) -> Fcall:
-    """The message in one whole frame. `unix`: the dialect has the fields of 9P2000.u."""
+    """Decode the message in one whole frame. `unix`: the dialect has the fields of 9P2000.u. Raises BadFrame."""
     _, number, tag = HEADER.unpack_from(buffer, position)
     kind = TYPES.get(number)
     if kind is None:
@@ -430,7 +430,7 @@ def decode(buffer: Buffer, position: int, size: int, unix: bool) -> Fcall:
 
 
 def encode(message: Fcall, unix: bool) -> bytes:
-    """The whole frame of a message."""
+    """Return the whole frame of a message. Raises BadFrame where a field is out of range."""
     kind = type(message)
     try:
         body = _body(kind, message, unix)

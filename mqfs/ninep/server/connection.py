@@ -1,7 +1,7 @@
-"""The 9P server: its connections, at sockets and standard input/output, driven by trio.
+"""The 9P server: its connections, over sockets and standard input/output, driven by trio.
 
-A connection carries bytes between two descriptors and a session. Reading and sending go straight to the descriptor and
-meet trio only when it would block. The server holds the list of connections. The replies that one batch of requests
+A connection carries bytes between two descriptors and a session. It reads and writes the descriptors directly, and uses
+trio only when they would block. The server holds the list of connections. The replies that one batch of requests
 causes, on all connections, are sent before the next batch is read.
 """
 
@@ -37,15 +37,15 @@ log = logging.getLogger("mqfs.ninep")
 class Server(Acceptor):
     """All 9P connections of one tree.
 
-    `add` listeners, then `run`; `stop` ends it after the tree was closed (which answers parked requests).
+    `add` listeners, then `run`. Call `stop` after the tree was closed, which answers parked requests.
     """
 
     def __init__(self, tree: Tree, *, trace: Callable[[str], None] | None = None, **shared: Any) -> None:
-        """`trace`: gets a line for each message. `shared`: see `Acceptor`."""
+        """`trace`: called with a line for each message. `shared`: see `Acceptor`."""
         super().__init__("9p", "9p", UserLimits("connections", "CONNECTIONS"), memory=tree.memory, **shared)
         self.tree = tree
         self.connections: set[Connection] = set()
-        self._strangers: OrderedDict[Connection, float] = OrderedDict()  # not attached yet: deadlines
+        self._strangers: OrderedDict[Connection, float] = OrderedDict()  # not attached yet, with their deadlines
         self._stranger_came = trio.Event()
         self.inside = 0  # batches being performed: connections they wake are flushed at their end
         self.batches = 0
@@ -58,7 +58,7 @@ class Server(Acceptor):
         self.nursery.start_soon(self._end_strangers)
 
     async def serve_descriptors(self, incoming: int = 0, outgoing: int = 1) -> None:
-        """One connection over two descriptors (standard input and output); returns at its end. `run` must run."""
+        """Serve one connection over two descriptors (standard input and output) to its end. `run` must be running."""
         groups = frozenset(os.getgroups())
         peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid(), groups=groups)
         with _nonblocking(incoming), _nonblocking(outgoing):
@@ -74,20 +74,20 @@ class Server(Acceptor):
         self.scope.cancel()
 
     def tracer(self, where: str) -> Callable[[str], None] | None:
-        """The function that prints a connection's messages, if there is a trace."""
+        """Return the function that prints a connection's messages, or None without a trace."""
         trace, where = self._trace, where.removeprefix("9p ")
         return None if trace is None else lambda line: trace(f"{where} {line}")
 
     # ------------------------------------------------------------ replies of parked requests
 
     def woken(self, connection: Connection) -> None:
-        """A connection has replies that no batch of its own will send. Called from inside the engine."""
+        """Schedule the sending of replies that no batch of the connection will send. Called from inside the engine."""
         self._woken.append(connection)
         if not self.inside:
             self._woken_event.set()
 
     def flush_woken(self) -> None:
-        """Send the replies of all that were woken."""
+        """Send the replies of all woken connections."""
         while self._woken:
             woken, self._woken = self._woken, []
             for connection in woken:
@@ -115,7 +115,7 @@ class Server(Acceptor):
                 await self._stranger_came.wait()
             connection, until = next(iter(self._strangers.items()))
             if until > trio.current_time():
-                del connection  # it may end meanwhile
+                del connection  # keep no reference: it may end meanwhile
                 await trio.sleep_until(until)
                 continue
             del self._strangers[connection]
@@ -127,7 +127,7 @@ class Server(Acceptor):
             del connection
 
     def end_tokens(self, ended: Set[Grant]) -> None:
-        """End the connections of tokens that were revoked or expired: claims go back."""
+        """End the connections of revoked or expired tokens, which releases their claims."""
         for connection in list(self.connections):
             if mine := connection.session.fids.grants() & ended:
                 where, names = connection.session.peer.where, ", ".join(sorted(grant.id for grant in mine if grant))
@@ -135,7 +135,7 @@ class Server(Acceptor):
                 connection.lost()
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
-        """Serve a connection, which has to attach in time."""
+        """Serve an accepted connection, which has to attach in time. After wrong tokens delay its end."""
         descriptor = sock.fileno()
         connection = Connection(self, peer, descriptor, descriptor, tls or os)
         self._strangers[connection] = trio.current_time() + limits.HANDSHAKE_S
@@ -155,7 +155,7 @@ class Server(Acceptor):
         try:
             await connection.run()
         except trio.ClosedResourceError:
-            pass  # it was lost during a read
+            pass  # `lost` was called during a read
         except Exception:
             log.exception("%s: connection ended", connection.session.peer.where)
         finally:
@@ -165,7 +165,7 @@ class Server(Acceptor):
 
 @contextlib.contextmanager
 def _nonblocking(descriptor: int) -> Iterator[None]:
-    """Nonblocking for a while: other processes may share the descriptor."""
+    """Make a descriptor nonblocking for a while, and restore it: other processes may share it."""
     before = os.get_blocking(descriptor)
     os.set_blocking(descriptor, False)
     try:
@@ -180,12 +180,12 @@ def _nonblocking(descriptor: int) -> Iterator[None]:
 RECEIVE_BYTES = 65_536
 BATCHES = 16  # read in a row from one connection before the others are served
 JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
-GATHER = 1_000  # buffers of one writev; the system takes 1,024
+GATHER = 1_000  # buffers of one writev; the system accepts 1,024
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
 
 
 class Connection:
-    """Two descriptors (often one) and the session between them."""
+    """Two descriptors (often the same) and the session between them."""
 
     def __init__(self, server: Server, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
@@ -198,10 +198,10 @@ class Connection:
         self._queue = server.fairness.of(peer.account)
         self._readable = self._queue.join()
         self.sent = 0  # bytes
-        self._held = 0  # bytes of memory that count as the client's
+        self._held = 0  # bytes charged to the client's memory limit
         self._unsent: list[memoryview] = []
         self._moved = trio.Event()  # set when something was sent, or a reply came
-        self._pause: trio.CancelScope | None = None  # of a wait for bytes that ends when the session resumes
+        self._pause: trio.CancelScope | None = None  # of a wait for bytes; cancelled when the session resumes
 
     @property
     def idle(self) -> bool:
@@ -209,7 +209,7 @@ class Connection:
         return not self._unsent and not self.dirty
 
     def _wake(self) -> None:
-        """The session has a reply; perhaps from inside the engine."""
+        """Have the server send the session's replies; perhaps called from inside the engine."""
         if not self.dirty and not self.ended:
             self.dirty = True
             self.server.woken(self)
@@ -241,7 +241,7 @@ class Connection:
             self._held = self._memory.change(self.session.peer.account, self._held, 0)
 
     async def _finish(self) -> None:
-        """The client sends no more, but may still read: send it the replies to what was done."""
+        """Send the remaining replies after the client stopped sending: it may still read."""
         await self._in_slices(self.session.abort())
         with trio.move_on_after(limits.SHUTDOWN_S):
             while (self._unsent or self.session.waiting) and not self.ended:
@@ -249,12 +249,12 @@ class Connection:
                 await self._moved.wait()
 
     async def _receive(self) -> bytes | None:
-        """Bytes read; b"": none, but the session resumes; None at the end."""
+        """Return the bytes read; b"" if there are none but the session resumes; None at the end."""
         size = RECEIVE_BYTES
         if self._held or self.session.unfinished:
             self._count_memory()
             size = max(size, self.session.missing)
-        is_awaited = False  # nothing came in the moment after the answer
+        is_awaited = False  # whether the client already had the CPU since the last data
         while not self.ended:
             try:
                 data = self._read(self.incoming, size)
@@ -273,7 +273,7 @@ class Connection:
         return None
 
     async def _pause_until_readable(self) -> bool:
-        """Wait for bytes, or until the session resumes; whether it does."""
+        """Wait for bytes, or until the session resumes. Return whether it does."""
         if not self.session.resumes:
             with trio.CancelScope() as self._pause:
                 await self._readable(self.incoming)
@@ -281,7 +281,7 @@ class Connection:
         return self.session.resumes
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Perform steps in turns of the user, however many of its connections end."""
+        """Perform steps in time slices of the user, however many of its connections end at once."""
         done = False
         while not done:
             await self._queue.end()
@@ -290,7 +290,7 @@ class Connection:
                 await trio.lowlevel.checkpoint()
 
     async def _perform(self, data: bytes) -> bool:
-        """Perform a batch and send its replies; wait while too much is unanswered or unsent. False: ended."""
+        """Perform a batch and send its replies. Wait while too much is unanswered or unsent. Return False if ended."""
         server, session, queue = self.server, self.session, self._queue
         done = False
         while not done:
@@ -299,7 +299,7 @@ class Connection:
             if self.ended:
                 break
             began = queue.start()
-            self.dirty = True  # so that the session's wake has nothing to do
+            self.dirty = True  # so that `_wake` does nothing: the batch flushes at its end
             server.inside += 1
             try:
                 done = session.receive(data, limits.TURN_S if began else limits.BATCH_S)
@@ -320,10 +320,10 @@ class Connection:
         return not self.ended
 
     def flush(self) -> None:
-        """Send replies, as far as possible without waiting; a task of its own sends the rest."""
+        """Send replies as far as possible without waiting. A task of its own sends the rest."""
         self.dirty = False
         if self._unsent:
-            return  # that task comes back here
+            return  # `_drain` calls this again after sending them
         out = self.session.take()
         if out and not self.session.is_mute:
             self._send(out)
@@ -337,7 +337,7 @@ class Connection:
         self.session.unsent = sum(map(len, self._unsent))
 
     def _count_memory(self) -> None:
-        """Charge the bytes held here to the client's share of memory; beyond it the connection ends."""
+        """Charge the bytes in memory to the client's limit. Beyond it, end the connection."""
         try:
             self._held = self._memory.change(self.session.peer.account, self._held, self.session.held)
         except OverLimit as error:
@@ -345,7 +345,7 @@ class Connection:
             self.lost()
 
     def moved(self) -> None:
-        """Replies of parked requests: send them, and continue reading if that waited for them."""
+        """Send the replies of parked requests, and continue reading if that waited for them."""
         self.flush()
         if self._unsent:
             self._count_memory()
@@ -372,7 +372,7 @@ class Connection:
             self._unsent = [memoryview(whole)[sent:]]
 
     def _gather(self) -> None:
-        """Send the unsent buffers, until the descriptor takes no more."""
+        """Send the unsent buffers until the descriptor would block."""
         while self._unsent:
             try:
                 sent = self._writev(self.outgoing, self._unsent[:GATHER])
@@ -417,7 +417,7 @@ class Connection:
         self.lost()
 
     def lost(self) -> None:
-        """Nothing can be sent any more: end the reading side, too."""
+        """Drop unsent bytes and end the connection, its reading side too."""
         self._unsent, self.ended = [], True
         self._moved.set()
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Fids: each a file of the tree, perhaps open, on behalf of a user; the table of a connection's; open directories.
+"""Fids, each a file of the tree, perhaps open, used by one user; the table of a connection's fids; open directories.
 
-It calls the tree, but never waits. Replies and tags are the session's.
+This module calls the tree, but never waits. Replies and tags are the session's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mqfs.quotas import UserLimits
 from mqfs.state.file_locks import Key
 from mqfs.store.api import Handle
 
-STICKY = 0o1000  # DMTMP of others
+STICKY = 0o1000  # DMTMP in other dialects
 
 log = logging.getLogger("mqfs.ninep")
 
-NOWHERE = -1  # Fid.rest: no offset is to be answered with 0 bytes
+NOWHERE = -1  # Fid.rest: a read at no offset is answered with 0 bytes
 DT_DIR, DT_REG = 4, 8
 ALL_ONES = 0xFFFF_FFFF
 
@@ -59,17 +59,17 @@ class Fid:
     def __init__(self, number: int, user: User, root: Any, node: Any, fills: bool) -> None:
         self.number = number
         self.user = user
-        self.root = root  # of its attach: ".." stays there
+        self.root = root  # the root of its attach: ".." stays there
         self.node = node
         self.fills = fills  # its client repeats a read until the buffer is full (Linux v9fs)
-        self.rest = NOWHERE  # the offset of such a repeated read
-        self.truncated = False  # that read may be for more of the message, not only for its end
+        self.rest = NOWHERE  # the offset of that repeated read
+        self.truncated = False  # the repeated read may be for more of the message, not only for its end
         self.handle: Handle | None = None
         self.reader: Handle | None = None  # the handle, if open for reading
         self.writer: Handle | None = None  # the handle, if open for writing
         self.listing: OpenDirectory | None = None
         self.takes = False  # its reads claim messages
-        self.given = 0, b""  # of the last such reply: where it ends among all bytes replied, and its data
+        self.given = 0, b""  # the last reply with a claim: its end among all bytes replied, and its data
         self.xattr = False  # reads as the (empty) list of extended attributes
         self.nonblocking = False
         self.remove_at_close = False
@@ -82,12 +82,12 @@ class Fid:
 
     @property
     def size(self) -> int | None:
-        """The size in bytes of its snapshot, if it has one open."""
+        """The size in bytes of the open snapshot, or None."""
         return getattr(self.handle, "size", None)
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last claimed message was not read to its end."""
+        """Whether a part of the last claimed message is still unread."""
         last: Any = getattr(self.reader, "last", None)
         return last is not None and bool(last.can_push_back or last.given < len(last.body))
 
@@ -95,13 +95,13 @@ class Fid:
         return Fid(number, self.user, self.root, node, self.fills)
 
     def closed(self) -> Fid:
-        """Self. Raises BadFid if it is open."""
+        """Return the fid itself. Raises BadFid if it is open."""
         if self.open:
             raise BadFid(f"fid {self.number}: already open")
         return self
 
     def walk(self, tree: Tree, node: Any, name: str) -> Any:
-        """One step from a node; ".." never leaves the attached root."""
+        """Take one step from a node; ".." never leaves the attached root."""
         if name == "." or (name == ".." and node is self.root):
             return node
         return tree.walk(self.user, node, name)
@@ -109,7 +109,7 @@ class Fid:
     def open_node(
         self, tree: Tree, flags: int, account: Hashable, *, nonblocking: bool = False, made: bool = False
     ) -> None:
-        """Open its file with flags of open(2). `made`: the file was made by this request, for this user."""
+        """Open the fid's file with flags of open(2). `made`: this request made the file, for this user."""
         mode = flags & os.O_ACCMODE
         if self.node.directory:
             if mode != os.O_RDONLY:
@@ -127,7 +127,7 @@ class Fid:
         self.nonblocking = nonblocking
 
     def remove(self, tree: Tree) -> Step[None]:
-        """Remove its file or group from the tree."""
+        """Remove the fid's file or group from the tree."""
         node = self.node
         if node is tree.root:
             raise NotPermitted("cannot remove the root group")
@@ -138,7 +138,7 @@ class Fid:
         return tree.unlink(self.user, tree.parent(node), node.name)
 
     def close(self, tree: Tree, session: int) -> None:
-        """Release its locks, which are those of a session's number, and close its file."""
+        """Close the file, and release its locks, which are held under the session's number."""
         if self.locked:
             tree.locks.release_through(Key(self.node.qid.path, False), (session, self.number))
         if self.listing is not None:
@@ -154,7 +154,7 @@ class Fid:
 
 
 class FidTable:
-    """The fids of a connection by number, those of Tauth apart. Each counts against the user's share of `memory`."""
+    """The fids of a connection by number; those of Tauth apart. Each is charged to the user's limit of `memory`."""
 
     def __init__(self, memory: UserLimits, account: Hashable) -> None:
         self.by_number: dict[int, Fid] = {}
@@ -162,25 +162,25 @@ class FidTable:
         self._memory, self._account = memory, account
 
     def grants(self) -> set[Grant | None]:
-        """The grants of the tokens that its fids came with."""
+        """Return the grants of the tokens that its fids were attached or proven with."""
         return {fid.user.grant for fid in self.by_number.values()} | {proof.grant for proof in self.proofs.values()}
 
     def find(self, number: int) -> Fid:
-        """Raises BadFid."""
+        """Return a fid. Raises BadFid if unknown."""
         fid = self.by_number.get(number)
         if fid is None:
             raise BadFid(f"unknown fid {number}")
         return fid
 
     def check_new(self, number: int) -> None:
-        """Raises BadFid or OverLimit where a number cannot become a fid."""
+        """Raise BadFid or OverLimit if a number cannot become a fid."""
         if number in self.by_number or number in self.proofs:
             raise BadFid(f"fid {number}: in use")
         if len(self.by_number) + len(self.proofs) >= limits.FIDS:
             raise OverLimit(f"too many fids (expected at most {limits.FIDS} of a connection)")
 
     def add(self, fid: Fid) -> None:
-        """Add a fid of a new number. Raises OverLimit."""
+        """Add a fid with a new number. Raises OverLimit."""
         self._memory.acquire(self._account, limits.FID_BYTES)
         self.by_number[fid.number] = fid
 
@@ -191,7 +191,7 @@ class FidTable:
         self.proofs[number] = proof
 
     def remove_proof(self, number: int) -> bool:
-        """Whether that was the fid of a Tauth."""
+        """Remove the fid of a Tauth. Return whether the number was one."""
         if self.proofs.pop(number, None) is None:
             return False
         self._memory.release(self._account, limits.FID_BYTES)
@@ -202,25 +202,24 @@ class FidTable:
         self._memory.release(self._account, limits.FID_BYTES)
 
     def clear(self) -> list[Fid]:
-        """Remove all. Returns them, for the caller to close."""
+        """Remove all fids and return those of files, for the caller to close."""
         fids, proofs, self.by_number, self.proofs = self.by_number, self.proofs, {}, {}
         self._memory.release(self._account, limits.FID_BYTES * (len(fids) + len(proofs)))
         return list(fids.values())
 
 
 def qid_mode(mode: int, kind: int) -> int:
-    """The mode of 9P2000: permissions below, the qid's type on top. A file's sticky bit is DMTMP."""
+    """Return the mode of 9P2000: permissions below, the qid's type on top. A file's sticky bit is DMTMP."""
     return (mode & 0o777) | kind << 24 | (DMTMP if mode & STICKY and not kind & QTDIR else 0)
 
 
 def file_mode(mode: int) -> int:
-    """The mode of a file from that of 9P2000."""
+    """Return the mode of a file from that of 9P2000."""
     return (mode & 0o777) | (STICKY if mode & DMTMP else 0)
 
 
 def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
-    """A node's attributes as 9P2000 and 9P2000.u have them. `size`: of the snapshot it is open for. Raises
-    NotAnswered."""
+    """Return a node's attributes in 9P2000 and 9P2000.u. `size`: of the open snapshot, if any. Raises NotAnswered."""
     it = tree.stat(node)
     owner = identity.shown_user(it.uid)
     seconds = it.mtime_ns // 10**9 & ALL_ONES
@@ -233,7 +232,7 @@ def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
 
 
 class OpenDirectory:
-    """An open directory, as 9P reads it."""
+    """An open directory, read by offsets of 9P."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
@@ -242,17 +241,18 @@ class OpenDirectory:
         self._left = 0  # bytes of the last read's count that it did not fill
 
     def begin(self, offset: int) -> Step[None]:
-        """To be done before a read there: at the beginning, read what it holds now."""
+        """Read the current names of the directory where a read at this offset needs them: at the beginning."""
         return None if offset and self._listing.is_there else self._listing.begin()
 
     def close(self) -> None:
         self._listing.close()
 
     def read(self, tree: Tree, offset: int, count: int, unix: bool) -> bytes:
-        """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended.
+        """Return whole stat entries, as many as fit. `offset` is 0 or where the last read ended.
 
-        Too small a count is an error, except from a client that asks for the rest of its buffer (Linux v9fs): 0 bytes
-        end its loop, and its next read continues here. Raises NotAnswered: then the same read is to be repeated.
+        Raises BadRequest where `count` is too small for an entry, unless the client asks for the rest of its buffer
+        (Linux v9fs): 0 bytes end its loop, and its next read continues here. Raises NotAnswered: then repeat the same
+        read.
         """
         if offset == 0:
             self._next, self._offset, self._left = 0, 0, 0
@@ -273,7 +273,7 @@ class OpenDirectory:
         return b"".join(parts)
 
     def entries(self, fid: Fid, offset: int, count: int) -> tuple[Entry, ...]:
-        """Entries of 9P2000.L after the cookie `offset`, as many as fit in `count` bytes."""
+        """Return the entries of 9P2000.L after the cookie `offset`, as many as fit in `count` bytes."""
         nodes = self._listing.nodes
         found: list[Entry] = []
         size, at = 0, offset
@@ -291,7 +291,7 @@ class OpenDirectory:
         return tuple(found)
 
     def _entry(self, fid: Fid, nodes: list[Any], at: int) -> Entry | None:
-        """The entry at an index: ".", "..", then the nodes; None where one was removed meanwhile."""
+        """Return the entry at an index: ".", "..", then the nodes; None if that node was removed meanwhile."""
         if at == 0:
             return Entry(fid.node.qid, 1, DT_DIR, ".")
         if at == 1:
@@ -305,7 +305,7 @@ class OpenDirectory:
 
 
 def _stat_or_nothing(tree: Tree, node: Any, unix: bool) -> bytes:
-    """A node's entry; nothing where it was removed meanwhile. Raises NotAnswered."""
+    """Return a node's entry, or b"" if the node was removed meanwhile. Raises NotAnswered."""
     try:
         return b"" if node.removed else stat_bytes(stat(tree, node), unix)
     except identity.NotAnswered:

@@ -56,7 +56,7 @@ def lopen(session: Session, request: m.Tlopen) -> Fcall:
 
 
 def acting(user: User, gid: int) -> User:
-    """The user, with group `gid` if it is a member."""
+    """Return the user acting with group `gid`, or unchanged if not a member of that group."""
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
@@ -182,7 +182,7 @@ def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
 
 
 def setattr_(session: Session, request: m.Tsetattr) -> Fcall | Later:
-    """Size and times are accepted and dropped."""
+    """Change mode, owner and group. Size and times are accepted and ignored."""
     fid = session.fids.find(request.fid)
     wanted = {"mode": (SET_MODE, request.mode & 0o1777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
     changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
@@ -191,7 +191,7 @@ def setattr_(session: Session, request: m.Tsetattr) -> Fcall | Later:
 
 
 def statfs(session: Session, request: m.Tstatfs) -> Fcall:
-    """The figures of the store's disk, as a mount shows them."""
+    """Return the figures of the store's disk, as a mount shows them."""
     session.fids.find(request.fid)
     disk = disk_space(session.tree.store.path)
     return m.Rstatfs(
@@ -216,7 +216,7 @@ def fsync(session: Session, request: m.Tfsync) -> Fcall | Later:
 
 
 def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
-    """No file has extended attributes: their list is empty, none is found."""
+    """Answer with an empty list of extended attributes. Raises NoAttribute for a named one: no file has any."""
     fid = session.fids.find(request.fid)
     if request.name:
         raise NoAttribute
@@ -251,7 +251,7 @@ def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Ke
 
 
 def lock(session: Session, request: m.Tlock) -> Fcall:
-    """Granted or refused at once: a client that gets BLOCKED asks again."""
+    """Grant, refuse or release a lock at once. A client that gets BLOCKED asks again."""
     fid = session.fids.find(request.fid)
     key, wanted = _lock(session, fid, request)
     if request.type == UNLOCK:
@@ -259,7 +259,7 @@ def lock(session: Session, request: m.Tlock) -> Fcall:
         return m.Rlock(request.tag, GRANTED)
     if request.type not in (READ_LOCK, WRITE_LOCK):
         raise BadRequest(f"lock type {request.type} (expected {READ_LOCK}, {WRITE_LOCK} or {UNLOCK})")
-    if wanted.exclusive:  # it keeps others from reading, though flock(2) takes one through any descriptor
+    if wanted.exclusive:  # it keeps others from reading, so it needs W; flock(2) itself locks any descriptor
         require_scope(fid.user, W, fid.node.name)
     granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
@@ -267,14 +267,14 @@ def lock(session: Session, request: m.Tlock) -> Fcall:
 
 
 def getlock(session: Session, request: m.Tgetlock) -> Fcall:
-    """The conflicting lock, or the request's own with type UNLOCK."""
+    """Return the conflicting lock, or the requested one with type UNLOCK if there is none."""
     fid = session.fids.find(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:
         return m.Rgetlock(request.tag, UNLOCK, *request[3:])
     length = 0 if held.end == END else held.end - held.start
     kind = WRITE_LOCK if held.exclusive else READ_LOCK
-    client_id = held.owner[1] if isinstance(held.owner, tuple) else ""  # else it is not of a 9P client
+    client_id = held.owner[1] if isinstance(held.owner, tuple) else ""  # else the lock is not a 9P client's
     return m.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 

@@ -32,14 +32,14 @@ OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
 OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
 DMDIR = 0x8000_0000
 DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
-FILLS = (",v9fs", "!v9fs")  # after the aname (mount(8) accepts no comma in it): this client repeats reads
+FILLS = (",v9fs", "!v9fs")  # marks after the aname (mount(8) accepts no comma in it): this client repeats reads
 
 
 # ---------------------------------------------------------------- beginning and walking
 
 
 def auth(session: Session, request: m.Tauth) -> Fcall:
-    """Make the fid to which a token is written. Only over TCP, to a server with tokens."""
+    """Make the fid to which a token is written. Raises NoAuthentication unless over TCP, to a server with tokens."""
     tokens = session.peer.tokens
     if tokens is None:
         raise NoAuthentication
@@ -51,7 +51,7 @@ def auth(session: Session, request: m.Tauth) -> Fcall:
 
 
 def _attached(session: Session, request: m.Tattach) -> User:
-    """The user of an attach: the token's, or the socket's."""
+    """Return the user of an attach: the token's, or the socket's."""
     if request.afid == NOFID:
         return session.peer.attach(request.uname, request.n_uname)
     proof = session.fids.proofs.get(request.afid)
@@ -69,7 +69,7 @@ def attach(session: Session, request: m.Tattach) -> Fcall | Later:
 
 
 def _attach_as(session: Session, request: m.Tattach, user: User) -> Fcall:
-    session.fids.check_new(request.fid)  # again: its user may have been looked up meanwhile
+    session.fids.check_new(request.fid)  # again: the user may have been looked up meanwhile
     terms = session.negotiated
     path = named = request.aname.removesuffix(resumable.MARK)
     terms.resumable = terms.resumable or path != request.aname
@@ -112,19 +112,19 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
 
 
 def _flags(session: Session, mode: int) -> int:
-    """The flags of open(2) for a mode of Topen or Tcreate."""
+    """Return the flags of open(2) for a mode of Topen or Tcreate."""
     if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.negotiated.unix else 0)):
         raise BadRequest(f"invalid open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
 
 
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
-    """Open a fid's file: the qid and the iounit of the reply."""
+    """Open a fid's file and return the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
     if session.negotiated.resumable and fid.reader is not None:
         fid.reader = resumable.reader_of(fid.reader, takes=fid.takes)
     if fid.writer is not None:
-        fid.writer.whole_below = session.negotiated.msize - IO_OVERHEAD  # one as long may be cut by the client
+        fid.writer.whole_below = session.negotiated.msize - IO_OVERHEAD  # longer writes arrive in pieces of this size
     return fid.node.qid, session.negotiated.msize - IO_OVERHEAD
 
 
@@ -141,7 +141,7 @@ def open_(session: Session, request: m.Topen) -> Fcall:
 
 
 def directory(fid: Fid) -> Any:
-    """The group, or folder of a group, of a fid. Raises NotDirectory."""
+    """Return the group, or folder of a group, of a fid. Raises NotDirectory."""
     if not fid.node.directory:
         raise NotDirectory
     return fid.node
@@ -175,7 +175,7 @@ def create(session: Session, request: m.Tcreate) -> Fcall | Later:
 def become(
     session: Session, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
 ) -> tuple[Qid, int]:
-    """Make a group's fid that of a file just made in it (or found there), and open it."""
+    """Move a group's fid to a file just made in it (or found there), and open it."""
     if session.fids.by_number.get(fid.number) is not fid:
         raise BadFid(f"fid {fid.number}: clunked meanwhile")
     fid.closed()
@@ -197,7 +197,7 @@ def clunk(session: Session, request: m.Tclunk) -> Fcall:
 
 
 def remove(session: Session, request: m.Tremove) -> Fcall | Later:
-    """Remove a file; the fid is clunked even if that fails."""
+    """Remove a file. The fid is clunked even if that fails."""
     fid = session.fids.find(request.fid)
     fid.remove_at_close = False
     try:
@@ -217,7 +217,7 @@ def stat_(session: Session, request: m.Tstat) -> Fcall | Later:
 
 
 def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
-    """Change name, mode, owner and group, all or none; length and times are accepted and dropped."""
+    """Change name, mode, owner and group, all or none. Length and times are accepted and ignored."""
     fid = session.fids.find(request.fid)
     step = session.answered(partial(_changes, session, fid, request.stat))
     return later(step, partial(_change_as, session, request, fid), calls=True)
@@ -235,14 +235,14 @@ def _change_as(session: Session, request: m.Twstat, fid: Fid, changes: dict[str,
 
 
 def synced(session: Session, fid: Fid) -> Step[None]:
-    """Have all that was written to a fid's group on disk. Its writers wait for that, so it needs write permission."""
+    """Sync all that was written to a fid's group. Its writers wait for that, so it needs write permission."""
     if fid.writer is None:
         session.tree.access(fid.user, fid.node, os.W_OK)
     return session.tree.sync(fid.node)
 
 
 def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
-    """The attributes that a Twstat changes, as arguments of the tree's setattr. Raises BadRequest, NotPermitted,
+    """Return the attributes that a Twstat changes, as arguments of the tree's setattr. Raises BadRequest, NotPermitted,
     NotAnswered."""
     changes = {}
     qid = fid.node.qid
@@ -262,7 +262,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
 
 
 def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
-    """Rename first, which fails most; undo that if the rest is refused."""
+    """Rename first, which fails most often, and undo that if the other changes are refused."""
     tree, node = session.tree, fid.node
     old = node.name
     rename = partial(rename_node, session, fid)
@@ -277,7 +277,7 @@ def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> S
 
 
 def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[None]:
-    """Rename a fid's file, in its group or (for the tree to refuse) to another."""
+    """Rename a fid's file, in its group or to another group (which the tree refuses)."""
     node = fid.node
     if node is session.tree.root:
         raise NotPermitted("cannot rename the root group")

@@ -1,4 +1,4 @@
-"""Parked requests: their call into the tree returned a `Wait`, which is not resolved, flushed or aborted yet."""
+"""Parked requests: their call of the tree returned a `Wait` that is not yet resolved, flushed or aborted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Negotiated:
         self.agree(None, limits.MSIZE_LEAST)
 
     def agree(self, dialect: Dialect | None, msize: int) -> None:
-        """The terms of a Tversion. None: no dialect was accepted."""
+        """Set the terms of a Tversion. `dialect` None: none was accepted."""
         self.dialect, self.msize = dialect, msize
         self.unix = dialect is not None and dialect.unix
         self.v9fs = False  # its Tattach declared that the client is Linux v9fs
@@ -35,8 +35,8 @@ class Negotiated:
 
 
 class Later(NamedTuple):
-    """A reply to be made by `then` from the result of `wait`, perhaps after another wait. `then` calls the tree only if
-    `calls`. `makes`: the number of the fid that is attached, or proven, by it."""
+    """A reply that `then` makes from the result of `wait`, perhaps after another wait. `calls`: whether `then` calls
+    the tree. `makes`: the number of the fid that the request attaches or proves."""
 
     wait: Wait[Any]
     then: Callable[[Any], Fcall | Later]
@@ -54,7 +54,7 @@ class Pending:
         self.tag = tag
         self.wait, self.then, self.fid, self.calls, self.makes = later
         self.flushes: list[int] = []
-        self.counted = True  # against the share of its user
+        self.counted = True  # charged to its user's limit of waits
 
 
 def later(
@@ -65,12 +65,13 @@ def later(
     calls: bool = False,
     makes: int | None = None,
 ) -> Fcall | Later:
-    """The reply to a step, now or when it is resolved. `calls`, `makes`: see Later."""
+    """Return the reply to a step: at once, or when the step is resolved. `calls`, `makes`: see Later."""
     return Later(step, then, fid, calls, makes) if isinstance(step, Wait) else then(step)
 
 
 def both(first: Step[Any], second: Step[Any]) -> Step[None]:
-    """A step that is done when both are; it cannot be cancelled."""
+    """Return a step that is done when both are, or fails with the first error. Two combined waits are never
+    cancelled."""
     waits = [step for step in (first, second) if isinstance(step, Wait)]
     if len(waits) < 2:
         return waits[0] if waits else None
@@ -92,15 +93,15 @@ def both(first: Step[Any], second: Step[Any]) -> Step[None]:
 
 
 class PendingRequests:
-    """The parked requests of a connection. A flush of one that cannot be cancelled waits with it.
+    """The parked requests of a connection. If one cannot be cancelled, its flush waits with it.
 
-    Each counts against its user's share of `waits`. `wake` is called when a reply came by a `Wait`, perhaps from
+    Each is charged to its user's limit of `waits`. `wake` is called when a wait has produced a reply, perhaps from
     inside the engine.
     """
 
     def __init__(self, waits: UserLimits, peer: Peer, replies: Replies, wake: Callable[[], object]) -> None:
-        self.by_tag: dict[int, Pending] = {}  # the flushes too
-        self.making: set[int] = set()  # numbers of fids, of which the next request waits
+        self.by_tag: dict[int, Pending] = {}  # requests, and the flushes that wait for them
+        self.making: set[int] = set()  # numbers of fids being attached or proven: requests that name them wait
         self.wake = wake
         self._waits, self._peer, self._replies = waits, peer, replies
         self.ready: deque[Pending] = deque()  # resolved, and the reply needs the tree
@@ -110,8 +111,8 @@ class PendingRequests:
         return len(self.by_tag) >= limits.TAGS
 
     def park(self, tag: int, later: Later, flushes: Sequence[int] = ()) -> None:
-        """Keep a request until its wait is resolved, and the tags of `flushes` that wait for it. Raises OverLimit where
-        one over the limit can be cancelled."""
+        """Park a request, and the tags of `flushes` that wait for it, until its wait is resolved. Raises OverLimit
+        beyond a limit where the wait can be cancelled; else the request is parked all the same."""
         if self._is_full and not later.wait.settled and later.wait.cancel():
             raise OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
         pending = Pending(tag, later)
@@ -132,7 +133,8 @@ class PendingRequests:
         later.wait.subscribe(lambda _: self._settled(pending))
 
     def _settled(self, pending: Pending) -> None:
-        """Perhaps called from inside the engine, which must not be called from here."""
+        """Complete a request, or queue it if its reply needs the tree. May be called from inside the engine: call
+        nothing of the engine here."""
         if self.by_tag.get(pending.tag) is not pending:
             return  # aborted by a Tversion, or by the end of the connection
         if pending.calls:
@@ -142,7 +144,7 @@ class PendingRequests:
         self.wake()
 
     def complete_ready(self) -> None:
-        """Make the replies that need the tree. Not to be called from inside the engine."""
+        """Make the replies that need the tree. Never call this from inside the engine."""
         while self.ready:
             self._complete(self.ready.popleft())
 
@@ -173,9 +175,11 @@ class PendingRequests:
             self.making.discard(pending.makes)
 
     def flush(self, request: Tflush) -> None:
-        """Cancel a request. One that cannot be cancelled any more is answered first, then the flush. A claim is not
-        before it was looked at what is there: its client may be one that does not wait. But that flush waits here, too:
-        where there is no room for it, nothing is looked for."""
+        """Cancel a request. If it cannot be cancelled any more, answer it first and the flush after it.
+
+        A claim first completes its search of the existing messages, as its client may be one that does not wait; its
+        flush is parked meanwhile. Where there is no room to park the flush, the search is cancelled at once.
+        """
         pending = self.by_tag.get(request.oldtag)
         if pending is None:
             self._replies.reply(Rflush(request.tag))
@@ -198,14 +202,14 @@ class PendingRequests:
                     self._replies.reply(Rflush(flush))
 
     def abort(self) -> Iterator[None]:
-        """Cancel all requests that can be, without an answer, in steps. The others stay parked."""
-        for pending in reversed(dict.fromkeys(self.by_tag.values())):  # so that none becomes the first of its queue
+        """Cancel all requests that can be cancelled, without an answer, in steps. The others stay parked."""
+        for pending in reversed(dict.fromkeys(self.by_tag.values())):  # newest first: none becomes its queue's head
             if self.by_tag.get(pending.tag) is pending and pending.wait.cancel():
                 self._remove(pending)
             yield
 
     def clear(self) -> Iterator[None]:
-        """Forget all requests, in steps. A write that was appended stays, unanswered."""
+        """Remove all requests, in steps. A write that was appended stays, unanswered."""
         parked, self.by_tag = self.by_tag, {}
         self.making.clear()
         self.ready.clear()
@@ -220,14 +224,14 @@ class PendingRequests:
 
 log = logging.getLogger("mqfs.ninep")
 
-APART_BYTES = 16_384  # data above this is sent from where it lies, not copied after its header
+APART_BYTES = 16_384  # longer data is sent as a buffer of its own, not copied after its header
 TRACE_DATA_BYTES = 64
 
 
 class Replies:
-    """Frames that the driver of a session did not take yet, in order of sending.
+    """Frames that the driver of a session has not taken yet, in order of sending.
 
-    `where` names the peer in the log, `trace` gets a line a frame.
+    `where` names the peer in the log; `trace` is called with a line for each frame.
     """
 
     def __init__(self, negotiated: Negotiated, where: str, trace: Callable[[str], None] | None) -> None:
@@ -237,7 +241,7 @@ class Replies:
         self._frames: list[bytes] = []
 
     def take(self) -> list[bytes]:
-        """All frames, whole or in pieces, in order; the caller sends them."""
+        """Return and remove all frames, whole or in pieces, in order; the caller sends them."""
         self.taken_bytes += self.bytes
         frames, self._frames, self.bytes = self._frames, [], 0
         return frames
@@ -261,7 +265,7 @@ class Replies:
             self.put(encode(message, self._negotiated.unix))
 
     def refuse(self, tag: int, error: BaseException) -> None:
-        """Answer with an error. One that is not a condition of the tree is logged and answered as DiskFailed."""
+        """Answer with an error. An exception that is not an MqfsError is logged and answered as DiskFailed."""
         if isinstance(error, OSError):
             log.error("%s: request failed: %s", self._where, error)
             error = DiskFailed()

@@ -1,13 +1,13 @@
-"""What a connection attached with the mark `,mount` has more than others: reads that can be continued after a restart.
+"""Reads that can be continued after a restart: what connections attached with the mark `,mount` have in addition.
 
-A mount of a server elsewhere outlives that server. So it has to know how far each open file was:
+A mount of a remote server outlives that server, so it has to know the position of each open file:
 
-- A read of a file with a position begins with it: u64, the sequence from which the next read looks. A Tread with
-  another offset than 0 continues there, which a file opened again needs.
-- A server that stops answers such a connection nothing any more: its mount asks the next one again.
-- A read of 0 bytes returns the STATE of an open file, and takes nothing. With the offset 0 it comes at once, with 1
-  after the file became readable or writable, which it may be already: what poll(2) waits for. CLOSED says that the
-  server stops: an end-of-file then means no more than that.
+- The data read from a file with a position begins with that position: u64, the sequence at which the next read starts.
+  A Tread with an offset other than 0 continues there; a file opened again needs that.
+- A server that stops sends such a connection no more replies: its mount repeats the requests at the next server.
+- A read of 0 bytes returns the STATE of an open file and no message. With offset 0 it returns at once. With offset 1 it
+  returns after the file became readable or writable, which it may be already: poll(2) waits for that. CLOSED says that
+  the server stops: an end-of-file then means only that.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class PositionedReader:
 
 
 def reader_of(handle: Handle, *, takes: bool) -> Any:
-    """The reader of a handle: itself, or one that gives the position, where it has one and claims nothing."""
+    """Return the reader of a handle: a PositionedReader if it has a position and claims nothing, else the handle."""
     return handle if takes or not hasattr(handle, "position") else PositionedReader(handle)
 
 
 def state(handle: Any, reads: bool, writes: bool) -> bytes:
-    """The STATE of an open file."""
+    """Return the STATE of an open file."""
     size = getattr(handle, "size", None)
     flags = (
         (READABLE if reads and handle.readable else 0)
@@ -75,8 +75,10 @@ def state(handle: Any, reads: bool, writes: bool) -> bytes:
 
 
 def await_state(handle: Any, reads: bool, writes: bool) -> Step[bytes]:
-    """The STATE, once the file may have become readable or writable. A file has one such wait: of two the first is
-    answered by its flush only."""
+    """Wait until the file may have become readable or writable, then return its STATE.
+
+    A file has one such wait: a second one replaces it, and the first is then answered by its flush only.
+    """
     wait: Wait[bytes] = Wait(lambda _: handle.watch(None) or True)
     handle.watch(lambda: None if wait.settled else wait.resolve(state(handle, reads, writes)))
     return wait

@@ -1,4 +1,4 @@
-"""The server's half of one 9P connection, without I/O: bytes in, the tree's calls, bytes out.
+"""The server's half of one 9P connection, without I/O: bytes in, calls of the tree, bytes out.
 
 Requests are performed inline, in the order they arrive. Only a call that returned a `Wait` is parked under its tag; the
 reply is made when the wait is resolved. A session reads no socket and sends nothing: connection.py passes bytes to
@@ -64,13 +64,13 @@ log = logging.getLogger("mqfs.ninep")
 Operation = Callable[["Session", Any], Fcall | Later]
 OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux_operations.OPERATIONS}
 
-FIDS = ("fid", "afid", "newfid", "dfid", "olddirfid", "newdirfid", "dirfd")  # the fields that are numbers of fids
+FIDS = ("fid", "afid", "newfid", "dfid", "olddirfid", "newdirfid", "dirfd")  # fields that hold the number of a fid
 
 _numbers = itertools.count(1)
 
 
 def ended(*_: object) -> None:
-    """The driver's part in a connection that has ended."""
+    """Replace the callbacks of a connection that has ended."""
 
 
 class Session:
@@ -89,33 +89,33 @@ class Session:
         self.attached = False
         self.fids = FidTable(tree.memory, peer.account)
         self.wrong_tokens = 0
-        self.delay: Callable[[Callable[[], None]], None] = lambda then: then()  # a driver with a clock does it later
-        self.answered: Callable[[Callable[[], Any]], Step[Any]] = lambda call: call()  # the same, of names looked up
-        self.unsent = 0  # bytes that `take` returned and the driver could not send yet
+        self.delay: Callable[[Callable[[], None]], None] = lambda then: then()  # calls later in a driver with a clock
+        self.answered: Callable[[Callable[[], Any]], Step[Any]] = lambda call: call()  # the same for looked-up names
+        self.unsent = 0  # bytes that `take` returned and the driver has not sent yet
         self._trace = trace
         self._framer = Framer(self.negotiated.msize)
         self._replies = Replies(self.negotiated, peer.where, trace)
         self._parked = PendingRequests(tree.waits, peer, self._replies, wake)
-        self._restart: Iterator[None] | None = None  # the rest of a Tversion
-        self._early: deque[bytes] = deque()  # one that came before its fid was attached or proven, and those after it
+        self._restart: Iterator[None] | None = None  # the remaining steps of a Tversion
+        self._early: deque[bytes] = deque()  # requests whose fid is being attached or proven, and those after them
         self._early_bytes = 0
 
     # ------------------------------------------------------------ bytes in and out
 
     @property
     def congested(self) -> bool:
-        """Whether too much is unanswered or not taken: then stop reading, and call `receive` once that has changed."""
+        """Whether too much is unanswered or unsent: stop reading, and call `receive` once that has changed."""
         is_full = self._replies.bytes + self.unsent > limits.REPLY_BYTES or len(self._parked.by_tag) > limits.TAGS
         return is_full or (self._is_full_of_early and not self.resumes)
 
     @property
     def resumes(self) -> bool:
-        """Whether requests that came early can be performed now: call `receive`."""
+        """Whether early requests can be performed now: call `receive`."""
         return bool(self._early) and not self._is_early(self._early[0], 0, len(self._early[0]))
 
     @property
     def waits_to_resume(self) -> bool:
-        """Whether requests came early and are not performed yet."""
+        """Whether early requests are still queued."""
         return bool(self._early)
 
     @property
@@ -124,34 +124,34 @@ class Session:
 
     @property
     def unfinished(self) -> int:
-        """Bytes received of requests that are not whole or not performed yet."""
+        """The bytes received of requests that are incomplete or not yet performed."""
         return self._framer.unfinished + self._early_bytes
 
     @property
     def held(self) -> int:
-        """Bytes in memory: of requests and of replies."""
+        """The bytes in memory of requests and replies."""
         return self.unfinished + self._replies.bytes + self.unsent
 
     @property
     def missing(self) -> int:
-        """Bytes that the last request still needs; 0 if that is not known."""
+        """The number of bytes that the last request still needs; 0 if unknown."""
         return self._framer.missing
 
     @property
     def is_mute(self) -> bool:
-        """Whether replies are dropped: a mount asks its next server again, and would take an end of this one for one of
-        a file."""
+        """Whether to drop replies: a mount repeats its requests elsewhere, and would take this end for that of a
+        file's."""
         return self.negotiated.resumable and self.tree.closing
 
     @property
     def waiting(self) -> int:
-        """Parked requests, flushes included."""
+        """The number of parked requests, with the flushes that wait for them."""
         return len(self._parked.by_tag)
 
     def receive(self, data: bytes = b"", slice_s: float = math.inf) -> bool:
-        """Perform requests. False: congested, or the slice was over, before the end of the data: call it again.
+        """Perform requests. Return False if congested, or the slice ended, before the end of the data: call it again.
 
-        Raises BadFrame: the connection is to be ended.
+        Raises BadFrame: the caller has to end the connection.
         """
         room, until = limits.REPLY_BYTES - self.unsent, perf_counter() + slice_s
         if self._restart is not None and not self._continue_restart(until):
@@ -177,7 +177,7 @@ class Session:
                 self._general(buffer, start, size)
             if self._restart is not None and not self._continue_restart(until):
                 return False
-            if self._early and not self._perform_early(room, until):  # it was a Tflush
+            if self._early and not self._perform_early(room, until):  # the last request was a Tflush
                 return False
             if self._is_enough(room, until):
                 return False
@@ -187,7 +187,7 @@ class Session:
         return self._replies.bytes > room or len(self._parked.by_tag) > limits.TAGS or perf_counter() > until
 
     def _continue_restart(self, until: float) -> bool:
-        """Continue a Tversion. False: the slice was over before its end."""
+        """Continue a Tversion. Return False if the slice ended before it was done."""
         for _ in self._restart or ():
             if perf_counter() > until:
                 return False
@@ -195,14 +195,14 @@ class Session:
         return True
 
     def _is_early(self, buffer: Buffer, start: int, size: int) -> bool:
-        """Whether a request names a fid whose user is looked up: a client may send it before it has the answer."""
+        """Whether a request names a fid whose user is being looked up: a client may send it before the answer."""
         if not self._parked.making or buffer[start + 4] not in TYPES:
             return False
         request = decode(buffer, start, size, self.negotiated.unix)
         return not self._parked.making.isdisjoint(getattr(request, name, None) for name in FIDS)
 
     def _queue_early(self, buffer: Buffer, start: int, size: int) -> bool:
-        """Keep a request that came early, or behind one that did. A Tversion and a Tflush wait for no look-up."""
+        """Queue a request that is early, or that follows an early one. A Tversion and a Tflush wait for no look-up."""
         if buffer[start + 4] in (T_VERSION, T_FLUSH) or not (self._early or self._is_early(buffer, start, size)):
             return False
         self._early.append(bytes(memoryview(buffer)[start : start + size]))
@@ -210,7 +210,7 @@ class Session:
         return True
 
     def _perform_early(self, room: int, until: float) -> bool:
-        """Perform the requests that came early and no longer are. False: that was enough, or too many still are."""
+        """Perform the queued requests whose fid is ready. Return False if that was enough, or too many stay queued."""
         while self.resumes:
             frame = self._early.popleft()
             self._early_bytes -= len(frame)
@@ -220,22 +220,22 @@ class Session:
         return not self._is_full_of_early
 
     def _forget_early(self, tag: int | None = None) -> None:
-        """Drop the requests that came early, or those of a tag. They are not answered."""
+        """Drop the early requests, or those of a tag, without an answer."""
         kept = [frame for frame in self._early if tag is not None and HEADER.unpack_from(frame)[2] != tag]
         self._early, self._early_bytes = deque(kept), sum(map(len, kept))
 
     def take(self) -> list[bytes]:
-        """The replies so far, to be sent in this order. Not to be called from inside the engine."""
+        """Return the replies so far, to be sent in this order. Never call this from inside the engine."""
         if self._parked.ready:
             self._parked.complete_ready()
         return self._replies.take()
 
     def abort(self) -> Iterator[None]:
-        """Cancel the requests that can be, in steps. A write that is done and not answered yet stays parked."""
+        """Cancel the requests that can be cancelled, in steps. A completed, unanswered write stays parked."""
         return self._parked.abort()
 
     def close(self, sent: int | None = None) -> None:
-        """As `closing`, in one step."""
+        """Do what `closing` does, in one step."""
         for _ in self.closing(sent):
             pass
 
@@ -245,7 +245,7 @@ class Session:
         `sent`: how many of the bytes that `take` returned were sent. A claimed message that was not sent is released.
         """
         yield from self._restart or ()
-        yield from self.abort()  # first: until then a message may come for one of its reads
+        yield from self.abort()  # first: until then a message may arrive for one of its reads
         if sent is not None:
             for fid in self.fids.by_number.values():
                 if fid.reader is not None and fid.given[0] > sent:
@@ -253,16 +253,16 @@ class Session:
         yield from self._reset()
         self._replies.take()  # free its memory now, not with the next collection
         self._framer = Framer(self.negotiated.msize)
-        self._parked.wake = self.delay = ended  # no reference cycle with its driver: collections are rare
+        self._parked.wake = self.delay = ended  # break the reference cycle with the driver: collections are rare
 
     def clunk(self, fid: Fid) -> None:
-        """Forget a fid: its parked reads fail with Interrupted, its parked writes are answered when they are done."""
+        """Remove a fid. Its parked reads fail with Interrupted; its parked writes are answered when they are done."""
         self._parked.interrupt(fid)
         self.fids.remove(fid)
         fid.close(self.tree, self.number)
 
     def _reset(self) -> Iterator[None]:
-        """Forget all requests and fids, in steps."""
+        """Remove all requests and fids, in steps."""
         self._forget_early()
         yield from self._parked.clear()
         for fid in self.fids.clear():
@@ -275,7 +275,7 @@ class Session:
     # ------------------------------------------------------------ requests
 
     def _general(self, buffer: Buffer, start: int, size: int) -> None:
-        """Perform any request, decoded."""
+        """Decode and perform any request."""
         if buffer[start + 4] not in TYPES and not buffer[start + 4] & 1 and self.negotiated.dialect is not None:
             tag = HEADER.unpack_from(buffer, start)[2]
             self._replies.refuse(tag, Unsupported(f"unknown message type {buffer[start + 4]}"))
@@ -308,7 +308,7 @@ class Session:
         return request
 
     def _version(self, request: Tversion) -> Iterator[None]:
-        """Restart the connection without requests and fids, in steps."""
+        """Restart the connection without requests and fids, in steps, and answer the Tversion."""
         yield from self.abort()
         yield from self._reset()
         dialect = negotiate(request.version)
@@ -369,7 +369,7 @@ class Session:
             self._replies.refuse(tag, error)
 
     def _read_other(self, tag: int, number: int, fid: Fid | None, offset: int, count: int) -> None:
-        """A read that is not of an open file's data."""
+        """Answer a read of anything but an open file's data: a token's fid, a STATE, a directory, or an error."""
         if self.negotiated.dialect is None:
             raise BadFrame("Tread: no Tversion before it")
         if tag in self._parked.by_tag:
@@ -415,16 +415,17 @@ class Session:
         self._parked.park(tag, Later(wait, then, fid))
 
     def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
-        """Have the next read of Linux v9fs answered, not parked: it repeats until its caller's buffer is full.
+        """Answer the next read of Linux v9fs at once, and do not park it: v9fs repeats a read until its buffer is full.
 
-        It repeats after a short reply, and after a full one whose count it clipped to msize - 24: that may have been a
-        whole message, or a part whose rest is there. A full reply to a smaller count filled its caller's buffer.
+        It repeats a read after a short reply, and after a full one whose count it clipped to msize - 24: that may have
+        been a whole message, or a part of one with more to read. A full reply to a smaller count filled its caller's
+        buffer.
         """
         if length and (length < count or count == self.negotiated.msize - IO_OVERHEAD):
             fid.rest, fid.truncated = offset + length, length == count
 
     def _note_given(self, fid: Fid, data: bytes) -> None:
-        """Remember where the reply with a claimed message, the next one, will end."""
+        """Record where the reply with a claimed message, the next reply, will end."""
         fid.given = self._replies.taken_bytes + self._replies.bytes + READ_OVERHEAD + len(data), data
 
     def _write(self, buffer: Buffer, start: int, size: int) -> None:
@@ -445,7 +446,7 @@ class Session:
                 raise BadFid(f"fid {number}: not open for writing")
             if length > (most := self.negotiated.msize - IO_OVERHEAD):
                 raise TooLong(f"{length} bytes (expected at most {most} with this msize)")
-            fid.rest = NOWHERE  # a write in between ends a repeated read
+            fid.rest = NOWHERE  # a write ends a repeated read
             step = fid.writer.write(bytes(memoryview(buffer)[begin : begin + length]), offset)
             if isinstance(step, Wait):
                 self._park_write(tag, fid, step)
@@ -457,14 +458,14 @@ class Session:
             self._replies.refuse(tag, error)
 
     def _prove(self, tag: int, number: int, token: bytes) -> None:
-        """Check a token. A wrong one is answered after a delay; several, or one during that, end the connection."""
+        """Check a token. A wrong one is answered after a delay. Several, or one during it, end the connection."""
         if self.wrong_tokens and self._parked.by_tag:
             raise BadTokens("token: sent before the last one was answered")
         step = self.answered(partial(self._check_token, self.fids.proofs[number], token))
         self._answer(tag, later(step, lambda step: later(step, lambda count: Rwrite(tag, count)), makes=number))
 
     def _check_token(self, proof: Proof, token: bytes) -> Step[int]:
-        """The count of its Rwrite. Raises BadTokens, BadRequest, TooLong, NotAnswered."""
+        """Return the count of the Rwrite. Raises BadTokens, BadRequest, TooLong, NotAnswered."""
         try:
             return proof.write(token)
         except Denied as error:
