@@ -1,7 +1,7 @@
-"""A group: one log, and the parts that write, keep and deliver what is in it.
+"""A group: one log, and the parts that publish, retain and deliver its messages.
 
-Composes them, and makes, removes and renames streams and changes settings. Of the log and its state there is one writer
-(GroupLog); publishing, retention and delivery have a part each.
+Group composes the parts, makes, removes and renames streams, and changes settings. GroupLog is the only writer of the
+log and its state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NO_REPLICA = "sync replica: the server has no replica (expected --replica URL at its start, or another 'sync')"
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
 _SHOWS = frozenset({"attributes", "rename", "bind", "unbind", "ctl"})  # see reach_version
-_LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
+_LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which messages may be trimmed
 
 
 class Group:
@@ -64,13 +64,13 @@ class Group:
         self.unlinked = (0, 0), 0  # by which process, which of its own files by qid; and the engine time
         self.waiting = Waiting()
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
-        self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
+        self.past_rings: set[RingPort] = set()  # ended rings whose followers have not switched to the log yet
         self.refusals = Refusals()
         self.counts = GroupCounts()
         self.catalog_version = 0  # grows with every change of names and permissions
         self.routing_version = 0  # grows when other views or consumers than before may cover a stream
-        self.reach_version = 0  # grows when messages that are there may be for other readers than before
-        self.order_version = 0  # grows when consumers may deliver other messages than before, or in another order
+        self.reach_version = 0  # grows when the readers of existing messages may have changed
+        self.order_version = 0  # grows when consumers may deliver other messages, or in another order
         self.ranks = PriorityIndex(self)
         self.retention: Retention = Retention(self)
         self.held = DelayedMessages(self)
@@ -97,14 +97,14 @@ class Group:
         self._select_storage()
 
     def _encoded(self) -> bytes:
-        """The state, as the log has it."""
+        """Encode the state for a STATE record, after owed work is complete."""
         self.portions.finish()
         if self.retention.newest is not None:
             self.retention.newest.save()
         return self.state.encode()
 
     def _rolled(self) -> None:
-        """That state is on its way to the disk."""
+        """Mark the newest messages of keys as saved: the last encoded state is at the head of the newest segment."""
         if self.retention.newest is not None:
             self.retention.newest.saved()
 
@@ -125,7 +125,7 @@ class Group:
         return Qid(QTDIR, 0, self.number << 32)
 
     def _select_storage(self) -> None:
-        """The log as `keep` and `sync` say. `keep` may change while nothing is kept."""
+        """Select the bucket that `keep` and `sync` call for. `keep` can change only while no message is retained."""
         settings, log = self.settings, self.log
         if log.shown is not None and not log.shown.end.held and settings.sync != SYNC_REPLICA:
             log.use(self._stored)
@@ -139,22 +139,23 @@ class Group:
     # ------------------------------------------------------------ what is kept
 
     def before_trim(self) -> dict[int, int]:
-        """Where logs of the group begin that are no streams: that of delayed messages."""
+        """Forget expired ids, and return the floor of delayed messages by its number: its records are in the log, but
+        of no stream."""
         self.ids.forget()
         return {group_state.PUT: self.held.floor} if self.held.floor else {}
 
     def _ring_low_watermark(self, stream: object) -> int:
-        """The lowest sequence that a process which follows a ring may not have had."""
+        """Return the lowest sequence that a process which follows a ring may not have read."""
         return min((ring.floor for ring in (*self.past_rings, self.ring) if ring is not None), default=NEVER)
 
     def update_must_retain(self) -> None:
-        """The settings have changed, or there are consumers now, or none any more."""
+        """Update `log.must_retain` after a change of settings, or of whether there are consumers."""
         settings = self.settings
         kept = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
         self.log.must_retain = kept or settings.sync == SYNC_REPLICA
 
     def is_retaining(self, stream: Stream) -> bool:
-        """Whether a message that is written to the stream now is there for anyone: a later reader, or a present one."""
+        """Whether a message written to the stream now has a reader: a present one, or a later one."""
         if self.log.must_retain or self.fanout.has_live_readers([stream]):
             return True
         return self._ring_low_watermark(stream) != NEVER
@@ -162,7 +163,7 @@ class Group:
     # ------------------------------------------------------------ changes
 
     def _changed(self, changes: Sequence[Change]) -> None:
-        """The log and the state have them."""
+        """Update versions, retention and the ring after changes were recorded and applied."""
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             self.reach_version += change["do"] in _SHOWS
@@ -174,7 +175,7 @@ class Group:
         self.mark_dirty()
 
     def no_stream(self, name: str) -> errors.NotFound:
-        """What a caller raises that names a stream which is not there."""
+        """Return the error for a stream name that does not exist."""
         return errors.NotFound(f"no stream {name!r} in group {self.name!r}")
 
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
@@ -213,18 +214,19 @@ class Group:
         self.consumers.on_routing_changed()
 
     def remove_temporary(self, stream: Stream) -> None:
-        """As remove_stream. Where the log does not take that, the next start does it."""
+        """Remove a temporary stream. If the log refuses the change, the next start removes it."""
         try:
             self.remove_stream(stream)
         except errors.MqfsError as error:
             self.faults.report(self.number, f"temporary stream {stream.name!r} cannot be removed: {error}")
 
     def rename_stream(self, stream: Stream, name: str) -> None:
-        """Raises Busy for that of dead letters, where it has some that would not be kept under another name."""
+        """Rename a stream. Raises Busy for the stream of dead letters, if its letters would be trimmed under another
+        name."""
         old, dead = stream.name, self.settings.dead
         if old == dead:
             self.require_no_dead_letters("rename", self.settings)
-        if name == dead:  # what it does not keep any more must not come back when it keeps all
+        if name == dead:  # trimmed messages must not reappear when it retains all
             stream.kept.update_low_watermark()
             self.retention.persist_low_watermarks({stream.number: stream.state.floor})
         self.log.change({"do": "rename", "stream": stream.number, "name": name})
@@ -233,12 +235,12 @@ class Group:
         if dead in (old, name):
             renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
-        stream.kept.recount()  # a view may not show it any more
+        stream.kept.recount()  # other views may show it now
         self.consumers.on_coverage_changed("", name, *self.views.of(stream))
 
     def require_no_dead_letters(self, what: str, *settings: Settings) -> None:
-        """Raises Busy where `what` would leave dead letters in a stream that keeps them no longer than other messages,
-        by one of these settings."""
+        """Check that there are no dead letters, unless any stream keeps all its messages under all of `settings`.
+        Raises Busy, naming `what`: the stream would retain its letters no longer than other messages."""
         letters_of = self.streams.get(self.settings.dead)
         if letters_of is None or all(map(_keeps_all, settings)):
             return
@@ -251,7 +253,7 @@ class Group:
             )
 
     def put_in_force(self, settings: Settings) -> None:
-        """The log says so."""
+        """Apply settings that are recorded in the log."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.order_version += 1
         before, deliver, sync = self.settings, self.settings.deliver, self.settings.sync
@@ -267,12 +269,12 @@ class Group:
         self.update_must_retain()
         self._select_storage()
 
-    # ------------------------------------------------------------ what is to be done at some time
+    # ------------------------------------------------------------ start, retries and end
 
     def start(self) -> None:
-        """Start timers of delayed messages and consumers, after the log was read."""
+        """Start timers of delayed messages and consumers, and remove temporary streams, after the log was read."""
         if self.settings.keep == "ring":
-            self.state.ids.clear()  # their messages are gone
+            self.state.ids.clear()  # their messages were in memory only
         self.faults.contain(self, "finding delayed messages", self.held.start)
         self.faults.contain(self, "starting its consumers", self.consumers.start)
         if self.retention.newest is not None:
@@ -281,19 +283,19 @@ class Group:
             self.remove_temporary(stream)
 
     def refuse(self, user: User, file: str, text: str) -> None:
-        """Remember why a write was refused."""
+        """Count a refused write, and keep its reason for `.errors`."""
         self.counts.refused += 1
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self, look: bool = True) -> None:
-        """Something may have made room: let blocked writers continue, and with `look` what is due."""
+        """Retry blocked writers, as there may be room now, and with `look` first due messages and schedules."""
         if look and (self.held.overdue or self.held.schedules.waiting):
             self.held.retry()
         if self.publisher.blocked.streams:
             self.publisher.blocked.retry(self.held.overdue)
 
     def end(self) -> None:
-        """The group is gone, or the server stops: whoever waits is answered."""
+        """Answer all waiting calls: the group was removed, or the server stops."""
         gone = errors.NotFound("the group was removed") if self.removed else errors.Interrupted("the server stops")
         if not self.removed:
             self.commands.finish()
@@ -306,6 +308,6 @@ class Group:
 
 
 def _keeps_all(settings: Settings) -> bool:
-    """Whether any stream keeps its messages until commands, time or who acknowledges them take them."""
+    """Whether every stream retains its messages until a command, `ttl` or an acknowledgement removes them."""
     is_cut = settings.depth is not NO_DEPTH and settings.full == "drop-old"
     return (settings.replay == "all" or settings.deliver == "one") and not is_cut

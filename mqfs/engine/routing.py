@@ -1,9 +1,9 @@
-"""Which messages of a group something is over: all, or those of streams, views and patterns that names say.
+"""Selection of messages of a group: all messages, or those of named streams, views and patterns.
 
-A filter finds the next such message in the log. It knows nothing of permissions, positions or what is kept.
+A filter finds the next selected message in the log. It does not check permissions, positions or retention.
 
-A view has the messages of all streams that a pattern matches or a program selects, to read like a stream. It decides
-which messages are in it; the registry knows the views of each stream, with compiled patterns. Open views are in
+A view shows the messages of all streams that a pattern matches or a program selects, to read like a stream. View
+decides which messages it shows; the registry finds the views of each stream by compiled patterns. Open views are in
 files/readers.py.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger("mqfs.engine")
 
 
 class View(Numbered):
-    """The file. Bound and unbound by its group."""
+    """A file of a group that merges streams. Its group binds and unbinds it."""
 
     def __init__(self, group: Group, own: ViewState) -> None:
         self.group, self.state = group, own
@@ -44,7 +44,7 @@ class View(Numbered):
         self.refresh()
 
     def refresh(self) -> None:
-        """Its patterns have changed."""
+        """Parse the patterns and programs of the state, after a change."""
         known = {program.text: program for program in self.programs}
         texts = [text for text in self.state.patterns if programs.is_program(text)]
         self.programs = [program for text in texts if (program := known.get(text) or self._parse(text))]
@@ -53,11 +53,12 @@ class View(Numbered):
         self.searches = sum(program.searches for program in self.programs)
 
     def lines(self) -> list[str]:
-        """As ctl lines."""
+        """Return the view as ctl lines."""
         return [f"bind {quote(self.name)} {quote(text)}" for text in self.state.patterns]
 
     def _parse(self, text: str) -> Program | None:
-        """None where a function of it is no longer installed: it selects nothing, and the start continues."""
+        """Parse a program. None if one of its functions is no longer installed: it selects nothing, and the start
+        continues."""
         try:
             return programs.parse(text)
         except errors.BadCommand as error:
@@ -77,22 +78,22 @@ class View(Numbered):
         return Attributes(0o444, self.group.state.uid, self.group.state.gid)
 
     def may_route(self, name: str) -> bool:
-        """Whether one of its programs may select messages of a stream of that name."""
+        """Whether a program of the view may select messages of a stream of that name."""
         return any(p.may_route(name) for p in self.programs)
 
     def has_all_of(self, name: str) -> bool:
-        """Whether one of its programs selects all messages of a stream of that name."""
+        """Whether a program of the view selects all messages of a stream of that name."""
         return any(p.by_name and p.may_route(name) for p in self.programs)
 
     def selects(self, name: str, record: Record) -> bool:
-        """Whether one of its programs selects that message of a stream of that name."""
+        """Whether a program of the view selects that message of a stream of that name."""
         most = self.group.views.search_bytes
         return any(p.selects(name, record.body, record.sequence, most) for p in self.programs)
 
 
 class NamedStream(Protocol):
-    """A stream, or in mqfs/fq a name that none has yet: with the views that it was found to be in, and the routing
-    version of then."""
+    """A stream, or in mqfs/fq a name without a stream yet. `views` caches the routing version at the last look-up, the
+    views with all of the stream's messages, and those that may have some."""
 
     number: int
     views: tuple[int, frozenset[str], frozenset[str]] | None
@@ -105,7 +106,7 @@ class NamedStream(Protocol):
 
 
 class ViewRegistry(dict[str, View]):
-    """The views of a group, by name. A stream is matched once: when it is new, or the patterns have changed."""
+    """The views of a group, by name. A stream is matched against the patterns once, until they change."""
 
     on_refreshed: Callable[..., None]
     on_removed: Callable[[View], None]
@@ -113,14 +114,14 @@ class ViewRegistry(dict[str, View]):
     def __init__(self, catalog: Group) -> None:
         super().__init__()
         self._catalog = catalog
-        self.bound = 0  # patterns and programs of all of them
-        self.searches = 0  # of these programs
+        self.bound = 0  # patterns and programs of all views
+        self.searches = 0  # calls in these programs that search a body
         self.selecting = UserLimits("searches of messages", "PROGRAM_SEARCHES")  # by programs of open files
         self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
-        self._routing: dict[str, View] = {}  # those with a program
+        self._routing: dict[str, View] = {}  # views with a program
 
     def load(self) -> None:
-        """Those that the group's state names."""
+        """Make the views of the group's state."""
         for own in self._catalog.log.state.views.values():
             self._enter(View(self._catalog, own))
 
@@ -135,23 +136,26 @@ class ViewRegistry(dict[str, View]):
 
     @property
     def search_bytes(self) -> int:
-        """The bytes of a message that each of their searches sees."""
+        """The bytes of a message that each search of a view's program sees."""
         return limits.PROGRAM_SEARCH_BYTES // max(1, self.searches)
 
     def selecting_bytes(self, uid: int) -> int:
-        """The same for searches of the programs of a user's open files: what each may see in any case, and an equal
-        share of a user of what that leaves. So many searches of one user take little from others."""
+        """Return the bytes of a message that each search by the programs of a user's open files sees.
+
+        Each search has a guaranteed minimum. The remaining bytes are shared equally by users, then by the searches of
+        the user, and a user with many searches takes little from others.
+        """
         selecting, least = self.selecting, limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES
         left = limits.PROGRAM_SEARCH_BYTES - selecting.used * least
         return least + left // max(1, selecting.users * selecting.of(uid))
 
     def unbind(self, name: str) -> None:
-        """All patterns and programs of a view."""
+        """Remove a view with all its patterns and programs."""
         self._catalog.log.change({"do": "unbind", "name": name, "pattern": None})
         self.refresh(name)
 
     def refresh(self, *names: str) -> None:
-        """What the state says of these views has changed."""
+        """Bring these views, by name, in line with the state after a change: make, update or remove them."""
         views = [(name, self.get(name)) for name in names]
         for _, view in views:
             if view is not None:
@@ -160,7 +164,7 @@ class ViewRegistry(dict[str, View]):
             self._patterns = Patterns(self._catalog.log.settings.words)  # they change while no view has patterns
         for name, view in views:
             self._refresh(name, view)
-        self._catalog.routing_version += 1  # streams may have been looked up since the state changed
+        self._catalog.routing_version += 1  # streams may have been looked up after the change of the state
         self.on_refreshed(*names)
 
     def _refresh(self, name: str, view: View | None) -> None:
@@ -175,7 +179,7 @@ class ViewRegistry(dict[str, View]):
                 self._enter(View(self._catalog, own))
 
     def _leave(self, view: View) -> None:
-        """Forget what it is bound to."""
+        """Take the patterns and programs of a view out of the indexes."""
         self._routing.pop(view.name, None)
         for pattern in view.patterns:
             self._patterns.remove(pattern, view.name)
@@ -197,29 +201,29 @@ class ViewRegistry(dict[str, View]):
         return found[1], found[2]
 
     def matched(self, stream: NamedStream) -> frozenset[str]:
-        """The views that have all of the stream."""
+        """Return the names of the views that have all messages of the stream."""
         return self._look_up_views(stream)[0]
 
     def of(self, stream: NamedStream) -> frozenset[str]:
-        """The views that may have messages of the stream."""
+        """Return the names of the views that may have messages of the stream."""
         return self._look_up_views(stream)[1]
 
     def selects(self, name: str, stream: NamedStream, record: Record) -> bool:
-        """Whether a message of a stream that may be in that view is in it."""
+        """Whether a message is in the view `name`, one of the views `of` its stream."""
         return name in self.matched(stream) or self[name].selects(stream.name, record)
 
 
 # ------------------------------------------------------------ filters
 
 
-FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
-_LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
-_NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
+FEW = 16  # up to as many streams, the postings of each are searched; with more, the log is scanned
+_LOOKED_THROUGH = 1_024  # up to as many streams of a group are matched one by one, as only few may match
+_NONE, _SOME, _ALL = range(3)  # which messages of a stream a filter covers; some: a program selects them
 
 
 class MessageFilter:
-    """`numbers`: of streams. `names`: of views, and patterns. All None: everything. `program`: of an open file, by
-    which its user `uid` selects."""
+    """A selection of the messages of a group. `numbers`: of streams. `names`: of views, and patterns. `program`: of an
+    open file, by which its user `uid` selects. All None: every message."""
 
     __slots__ = (
         "_covered", "_epoch", "_few", "_is_wild", "_named", "_patterns", "_program", "_shape",
@@ -240,7 +244,7 @@ class MessageFilter:
         self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
         self._named = frozenset(self.names)
-        self._is_wild = False  # a name is a pattern for others
+        self._is_wild = False  # whether a name is a pattern with wildcards
         self._patterns: Patterns[bool] = Patterns(group.log.settings.words)
         for name in self.names:
             if name not in group.views:
@@ -249,17 +253,17 @@ class MessageFilter:
 
     @property
     def searches(self) -> int:
-        """Calls of its own program that look through a whole body."""
+        """The number of calls in the filter's own program that search a body."""
         return self._program.searches if self._program is not None else 0
 
     def follow(self, before: MessageFilter) -> None:
-        """An open file selects by this one from now on."""
+        """Replace the filter `before` of an open file by this one, and charge its searches to the user."""
         before.end()
         if self.searches:
             self.group.views.selecting.release(self._uid, -self.searches)
 
     def end(self) -> None:
-        """No open file selects by it any more."""
+        """Release the searches of the filter: its open file no longer uses it."""
         if self.searches:
             self.group.views.selecting.release(self._uid, self.searches)
 
@@ -268,12 +272,13 @@ class MessageFilter:
         return self.numbers is None and not self.names and self._program is None
 
     def candidates(self) -> Iterable[NamedStream]:
-        """All streams that it may cover."""
+        """Return streams that include all that the filter covers."""
         listed = self._listed()
         return self.group.numbers.values() if listed is None else listed
 
     def _listed(self) -> Sequence[NamedStream] | None:
-        """The same where it is made of numbers and names, some twice. None: patterns or programs say more."""
+        """Return the streams of a filter that consists of numbers and plain names, some perhaps twice. None: the filter
+        has wildcards or programs, or covers everything."""
         if self.everything or self._program is not None or self._is_wild:
             return None
         group, names = self.group, list(self.names)
@@ -286,7 +291,7 @@ class MessageFilter:
         return found + [by_name[name] for name in names if name in by_name]
 
     def covers(self, stream: NamedStream) -> bool:
-        """Whether messages of the stream may belong to it."""
+        """Whether the filter may select messages of the stream."""
         if self.numbers is None and not self.names and self._program is None:
             return True
         if self._shape == self.group.routing_version and (part := self._covered.get(stream.number)) is not None:
@@ -294,7 +299,7 @@ class MessageFilter:
         return self._part(stream) != _NONE
 
     def _part(self, stream: NamedStream) -> int:
-        """Which of its messages; looked up once for each stream, until what views have changes."""
+        """Return which messages of the stream are covered: _NONE, _SOME or _ALL. Cached until the routing changes."""
         if self._shape != self.group.routing_version:
             self._shape = self.group.routing_version
             self._covered.clear()
@@ -316,7 +321,7 @@ class MessageFilter:
         return _NONE if self._named.isdisjoint(views.of(stream)) else _SOME
 
     def selects(self, stream: NamedStream, record: Record) -> bool:
-        """Whether that message belongs to it."""
+        """Whether the filter selects that message of the stream."""
         part = _ALL if self.everything else self._part(stream)
         if part != _SOME:
             return part == _ALL
@@ -327,25 +332,25 @@ class MessageFilter:
         return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
     def has_all_of(self, stream: NamedStream) -> bool:
-        """Whether all messages of the stream belong to it."""
+        """Whether the filter selects all messages of the stream."""
         return self.everything or self._part(stream) == _ALL
 
     @property
     def by_stream(self) -> bool:
-        """Whether of each stream all messages belong to it, or none."""
+        """Whether the filter selects all messages or none of each stream."""
         views = self.group.views
         programs = [self._program] if self._program is not None else []
         programs += [program for name in self.names if name in views for program in views[name].programs]
         return all(program.by_name for program in programs)
 
     def is_sparse(self) -> tuple[int, ...] | None:
-        """The streams' numbers, where they are few."""
+        """Return the numbers of the covered streams if they are at most FEW, else None."""
         if self._epoch != self.group.catalog_version:
             self._look_again()
         return self._few
 
     def _look_again(self) -> None:
-        """Names or views of the group have changed."""
+        """Recompute `_few`: names or views of the group have changed."""
         self._epoch = self.group.catalog_version
         numbers, listed = self.group.numbers, self._listed()
         if listed is None and len(numbers) > (FEW if self.everything else _LOOKED_THROUGH):
@@ -356,8 +361,9 @@ class MessageFilter:
         self._few = mine if len(mine) <= FEW else None
 
     def find(self, position: int, most: int = NEVER) -> Record | None:
-        """The first message of a stream that it covers, at or after that sequence. Where it covers many streams, `most`
-        messages are looked at: if none of them is one, the last is returned. Raises Damaged."""
+        """Return the first message of a covered stream at or after the sequence `position`, or None at the end. With
+        many streams at most `most` messages are examined: if none is of a covered stream, the last is returned. Raises
+        Damaged."""
         bucket, few = self.group.log.bucket, self.is_sparse()
         if few is not None:
             if len(few) == 1:
@@ -379,7 +385,7 @@ class MessageFilter:
             position = record.sequence + 1
 
     def before(self, position: int) -> int | None:
-        """The sequence of the last message below that one which may belong to it."""
+        """Return the sequence of the last message below `position` that the filter may select, or None."""
         bucket, few = self.group.log.bucket, self.is_sparse()
         if few is None:
             return bucket.reader.before(position)
@@ -387,18 +393,18 @@ class MessageFilter:
 
     @property
     def over(self) -> bool:
-        """Every stream it named was removed, and it names nothing else."""
+        """Whether all streams of the filter were removed, and it has no names."""
         return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
 
 
 def _split_select(line: str) -> list[str]:
-    """The words of a line; after `select program` a program is the rest of it, as it stands. Raises BadCommand."""
+    """Split a line into words; after `select program` the rest of the line is one word. Raises BadCommand."""
     found = programs.at_end(line) if line.split(None, 1)[:1] == ["select"] else None
     return ["select", *found] if found is not None and found[0] == "program" else split(line)
 
 
 def commands_of(text: str, parse: Callable[[str, list[str]], T]) -> list[T]:
-    """What `parse` makes of the verb and the words of each command line. Raises BadCommand, which names the line, and
+    """Return the result of `parse(verb, words)` for each command line. Raises BadCommand, which names the line, and
     what `parse` raises."""
     found: list[T] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -411,16 +417,17 @@ def commands_of(text: str, parse: Callable[[str, list[str]], T]) -> list[T]:
 
 
 def cover(group: Group, words: Sequence[str]) -> MessageFilter:
-    """What `cover NAME...` says: streams that are there or will be, and patterns. Raises BadCommand."""
+    """Make the filter of `cover NAME...`: existing and future streams, and patterns. Raises BadCommand."""
     for word in words:
         check_pattern(word, group.log.settings.words)
     return MessageFilter(group, None, words)
 
 
 def select(before: MessageFilter, words: Sequence[str], user: User) -> MessageFilter:
-    """What `select NAME...` says: streams, views, patterns, or `program` and one; no names: everything.
+    """Make the filter of `select NAME...`: streams, views and patterns, or `program` and a program; without names,
+    everything.
 
-    `before`: what the same open file of that user selects until then. Raises NotFound, BadCommand, OverLimit, Denied.
+    `before`: the present filter of the same open file. Raises NotFound, BadCommand, OverLimit, Denied.
     """
     group = before.group
     if len(words) == 2 and words[0] == "program" and programs.is_program(words[1]):

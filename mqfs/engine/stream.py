@@ -1,7 +1,7 @@
 """A stream: its group's log seen through its name.
 
-Composes what it keeps (KeptRange), its readers and writers that wait, and the consumers that share it. The log itself,
-and the order of things between streams, are the group's.
+Stream composes its retained range (KeptRange), its waiting readers and blocked writers, and the consumers over it. The
+log, and the order between streams, belong to the group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stream(Numbered):
         self.exclusives = ExclusiveMessages(self)
         self.written = 0
         self.unused_since_ns = group.clock.engine_ns()
-        self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
+        self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # cache of the group's ViewRegistry
         self.default_consumer: Consumer | None = None  # of `deliver one`; see `own_consumer`
         self._routes = NO_ROUTES
 
@@ -73,19 +73,19 @@ class Stream(Numbered):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether it is removed with its last open file, and when the server starts."""
+        """Whether the stream is removed with its last open file, and when the server starts."""
         return bool(self.state.mode & stat.S_ISVTX)
 
     @property
     def outlasts_readers(self) -> bool:
-        """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
+        """Whether after a start the stream retains all messages that consumers have not acked, whatever `depth` is."""
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    # ------------------------------------------------------------ its consumers
+    # ------------------------------------------------------------ consumers of the stream
 
     def own_consumer(self) -> Consumer:
-        """The consumer it has under `deliver one`."""
+        """Return the stream's default consumer under `deliver one`."""
         if self.default_consumer is None:
             own = self.group.log.state.nameless(self.number)
             assert own is not None
@@ -93,7 +93,7 @@ class Stream(Numbered):
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
-        """The same, to be shown: where nothing was ever claimed, one that is not kept."""
+        """Return the default consumer for display: a throw-away one if no message was ever claimed."""
         if self._has_consumer:
             return self.own_consumer()
         return Consumer(self.group, ConsumerState(0, 0, 0, self.number, "", "", 0), self)
@@ -104,7 +104,7 @@ class Stream(Numbered):
 
     @property
     def shared(self) -> bool:
-        """Whether its messages are for consumers alone: each goes when the last of them acked it."""
+        """Whether only consumers need the stream's messages: each is trimmed when all consumers have acked it."""
         group = self.group
         if group.log.settings.deliver == "one":
             return True
@@ -115,7 +115,8 @@ class Stream(Numbered):
         return bool(self.consumers())
 
     def interested_consumers(self) -> tuple[Consumer | NeverConsumed | ExclusiveMessages, ...]:
-        """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
+        """Return all that have to ack the messages of a shared stream: its consumers, under `deliver one` the default
+        one first, and exclusive messages where there are any."""
         if self.group.log.settings.deliver == "all":
             if self.number not in self.group.ranks.by_stream:
                 return self.consumers()
@@ -127,7 +128,7 @@ class Stream(Numbered):
         return (self.own_consumer(), *self.consumers())
 
     def consumers(self) -> tuple[Consumer, ...]:
-        """The named consumers over it."""
+        """Return the named consumers over the stream."""
         routes = self._routes
         return routes.consumers if routes.version == self.group.routing_version else self.routes().consumers
 
@@ -138,27 +139,27 @@ class Stream(Numbered):
 
     @property
     def is_attended(self) -> bool:
-        """Whether a consumer needs each of its messages."""
+        """Whether each new message has to be offered to a consumer: one has a bounded backlog or a waiting read."""
         routes, own = self.routes(), self.default_consumer
         if routes.bounded or (own is not None and own.reads.is_waiting):
             return True
         return any(scope.waiting for scope in routes.scopes)
 
     def is_acked_by_all(self, sequence: int) -> bool:
-        slowest = self.group.consumers.slowest  # of thousands it answers for all, mostly
+        slowest = self.group.consumers.slowest  # among thousands of consumers this one mostly decides
         if slowest is not None and not slowest.is_acked(sequence) and slowest.coverage.covers(self):
             return False
         return all(sharer.is_acked(sequence) for sharer in self.interested_consumers())
 
-    # ------------------------------------------------------------ readers and writers that wait
+    # ------------------------------------------------------------ waiting readers and writers
 
     def end_reads(self) -> None:
-        """End-of-file for reads that wait."""
+        """End the reads of all readers with end-of-file."""
         for reader in list(self.readers):
             reader.end()
 
     def end(self) -> None:
-        """The stream is gone: its readers get end-of-file, its writers an error."""
+        """Mark the stream as removed: its readers get end-of-file, its writers NotFound."""
         self.removed = True
         self.end_reads()
         if self.default_consumer is not None:

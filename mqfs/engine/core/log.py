@@ -1,7 +1,7 @@
-"""A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
+"""The writer of a group's log: the only module that appends records and applies them to the group's state.
 
-A record is in the log before the state says so. The log gives each record its time, and knows when it is as safe as
-`sync` says. What a record means is in state/; delivery is the fan-out's.
+A record is in the log before it is applied to the state. GroupLog gives each record its time, and knows when the record
+is as safe as `sync` says. state/ defines what a record means; the fan-out delivers messages.
 
 Under `sync replica` a message is shown only once the copy of the store has it:
 
@@ -9,9 +9,9 @@ Under `sync replica` a message is shown only once the copy of the store has it:
     held                    m4 [m5 m6]           one entry a write, in order, each with its delivery
     shown        m1 m2 m3 |                      `end.next` is 4 to all that read: nothing at or above it is found
 
-When the copy has what a write appended, its entry is removed, its messages are counted and delivered, and its writer
-is answered, in this order. So a reader that is served meanwhile finds what was delivered, and nothing more. Changes of
-names and settings are not held: only their callers wait.
+When the copy has the records of a write, its entry is removed, its messages are counted and delivered, and its writer
+is answered, in this order. So a reader that is served meanwhile finds delivered messages only. Changes of names and
+settings are not held: only their callers wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Answer = Callable[[OSError | None], None]
 
 
 class HeldAnswer:
-    """A call that waits for the copy. `first`: the first sequence of the messages that it shows; 0: it shows none."""
+    """A call that waits for the copy. `first`: the first sequence of the messages that its answer shows; 0: none."""
 
     __slots__ = ("first", "is_over", "then")
 
@@ -45,7 +45,8 @@ class HeldAnswer:
         self.is_over = False
 
     def settle(self, error: OSError | None) -> None:
-        """Answer it, once. After an error its messages are not shown: they are held until a later call succeeds."""
+        """Answer the call, once. An error does not answer a call with messages: they stay held until a later call
+        succeeds."""
         if not self.is_over and not (error is not None and self.first):
             self.is_over = True
             self.then(error)
@@ -66,13 +67,13 @@ class ShownEnd:
         return self.firsts[0] if self.firsts else self._inner.next
 
     def add(self, entry: HeldAnswer) -> None:
-        """Hold one more."""
+        """Append an entry to `held`."""
         self.held.append(entry)
         if entry.first:
             self.firsts.append(entry.first)
 
     def pop(self) -> HeldAnswer:
-        """The first, which is held no more."""
+        """Remove and return the first entry of `held`."""
         entry = self.held.popleft()
         if entry.first:
             self.firsts.popleft()
@@ -88,7 +89,7 @@ class ShownEnd:
 
 
 class ShownReader:
-    """See `LogReader` and `LogMetrics` in mqfs/store/api.py: of the log below `end.next`."""
+    """The `LogReader` and `LogMetrics` (mqfs/store/api.py) of the shown part of a log: below `end.next`."""
 
     def __init__(self, reader: LogReader, metrics: LogMetrics, end: ShownEnd) -> None:
         self._reader, self._metrics, self._end = reader, metrics, end
@@ -152,7 +153,7 @@ class ShownReader:
 
 
 class ShownLog:
-    """A bucket of which only that is read which the copy has. `lacking`: why nothing may be written at all."""
+    """A bucket that shows only the messages that the copy has. `lacking`: why no message may be written, if so."""
 
     __slots__ = ("end", "id", "metrics", "ranges", "reader", "stored", "upkeep", "writer")
 
@@ -170,16 +171,16 @@ T = TypeVar("T")
 
 _requests = logging.getLogger("mqfs.engine")
 
-FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
+FLOORS: Change = {"do": "floor", "floors": []}  # passed to `on_changed` in place of many changes of floors
 NOT_REPLICATED = "not replicated"
-AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as state.acks.step makes them
+AckSteps = tuple[ConsumerState, bytes]  # a consumer, and steps as state.acks.step makes them
 
 
 class GroupLog:
-    """The log of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
-    `stored` is the same with the messages that may not be shown yet; where such are held `shown` is the bucket.
+    """The log of one group. `bucket` is its present storage; `end`, `reader`, `metrics` and `upkeep` are its parts.
+    `stored` also has the messages that may not be shown yet. `shown` is the bucket under `sync replica`, else None.
 
-    Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
+    Calls that append raise DiskFailed, DiskFull and ReadOnly; then no record was appended or applied.
     """
 
     def __init__(self, bucket: Bucket, state: GroupState, settings: Settings, clock: Clock) -> None:
@@ -187,35 +188,35 @@ class GroupLog:
         self.began_at = self.end.next  # a start after a kill leaves sequences below it unused
         self.state, self.settings = state, settings
         self.times = LogClock(self, clock)
-        self.changes = 0  # of its state that were appended: what was looked up holds while there are no more
-        self.must_retain = False  # whether what is written now is promised to someone who is not there yet
+        self.changes = 0  # changes of the state appended so far; a cached look-up is valid while this is the same
+        self.must_retain = False  # whether a message written now is kept for later readers, consumers or the copy
         self.on_changed: Callable[[Sequence[Change]], None] = _ignore
         self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
         self.on_all_shown: Callable[[], None] = lambda: None
 
     def use(self, bucket: Bucket) -> None:
-        """From now on that stores it: the store's own log, one in memory, or a ring."""
+        """Store the log in `bucket` from now on: the store's own log, one in memory, or a ring."""
         self.bucket, self.end, self.reader, self.metrics = bucket, bucket.end, bucket.reader, bucket.metrics
         self.writer, self.upkeep = bucket.writer, bucket.upkeep
         self.shown = bucket if isinstance(bucket, ShownLog) else None
         self.stored = bucket.stored if isinstance(bucket, ShownLog) else bucket
 
     def require_writable(self, *, messages: bool = False) -> None:
-        """`messages`: of these, too. Raises ReadOnly."""
+        """Check that the log accepts records, and with `messages` also messages. Raises ReadOnly."""
         if (failed := self.end.failed if messages else self.stored.end.failed) is not None:
             raise errors.ReadOnly(f"the disk failed: {failed}" if failed.errno else str(failed))
 
     # ------------------------------------------------------------ appending
 
     def next_sequence(self, size: int) -> int:
-        """The sequence of the first message of the batch that is appended next. `size`: its bytes at most, with what is
-        recorded beside: the log has room for them first, as a new segment may use up a number."""
-        with suppress(errors.DiskFull):  # the append says so, or needs less
+        """Return the sequence of the first message of the batch that is appended next. `size`: at most the bytes of
+        the batch with its changes. Room for them is reserved first, as a new segment may use up a sequence."""
+        with suppress(errors.DiskFull):  # the append raises it, or needs less
             self.stored.ranges.reserve_space(size, 0)
         return self.stored.end.next
 
     def append(self, kind: int, stream: int, body: bytes, time_ns: int) -> int:
-        """One message without headers; its sequence. `time_ns`: of `times.next_ns()`."""
+        """Append one message without headers and return its sequence. `time_ns`: from `times.next_ns()`."""
         try:
             return self.writer.append(kind, stream, time_ns, body)
         except OSError as error:
@@ -228,9 +229,9 @@ class GroupLog:
         acks: Sequence[AckSteps] = (),
         drafts: Sequence[Draft] = (),
     ) -> int:
-        """Append messages, changes of the state and steps of consumers, all or none of which will be in the log, and
-        apply the changes and steps. `drafts`: the changes, where they are encoded already. Returns the sequence of the
-        first message."""
+        """Append messages, changes of the state and steps of consumers, all or none, and apply the changes and steps.
+        `drafts`: the records of the changes, where they are encoded already. Returns the sequence of the first
+        message."""
         tail = [*drafts] or list(map(draft_of, changes))
         tail += [Draft(Kind.ACK, own.number, steps) for own, steps in acks]
         if isinstance(messages, RecordBatch):
@@ -251,11 +252,11 @@ class GroupLog:
         return first
 
     def remember_newest(self, newest: Newest | None) -> None:
-        """The state has it when it is next at the head of a segment."""
+        """Put `newest` into the state: it is recorded with the next STATE record, at the head of a segment."""
         self.state.newest = newest
 
     def skip(self) -> int:
-        """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
+        """Use up and return a sequence for a message that is not stored: all its readers get it now."""
         return self.writer.skip()
 
     def change(
@@ -265,18 +266,18 @@ class GroupLog:
         floors: Sequence[Draft] = (),
         drafts: Sequence[Draft] = (),
     ) -> None:
-        """Change what the group is: its names, permissions, settings, views, consumers. `floors`: changes that the
-        caller applies to the state."""
+        """Append and apply changes of names, permissions, settings, views or consumers. `drafts`: their records, where
+        encoded already. `floors`: records of floors that the caller applies to the state itself."""
         self.require_writable()
         self.append_batch(floors, changes, acks, drafts)
         self.on_changed((FLOORS, *changes) if floors else changes)
 
     def reserve_numbers(self, count: int) -> None:
-        """Keep the next `count` numbers of files for the caller. Those that it leaves may be given after a restart."""
+        """Reserve the next `count` file numbers for the caller. Unused numbers may be given again after a restart."""
         self.state.next_stream += count
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
-        """Record what became of a consumer's messages."""
+        """Record the steps of a consumer, unless it is one in memory, and apply them."""
         if own.memory:
             own.progress.apply(steps)
             self.on_acknowledged(own)
@@ -291,18 +292,18 @@ class GroupLog:
         self.on_acknowledged(own)
 
     def acknowledge_all(self, acks: Sequence[AckSteps]) -> None:
-        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        """Record the steps of several consumers, all or none, and apply them."""
         self.require_writable()
         self.append_batch((), (), acks)
 
     def append_clock(self, change: Change, wall_ns: int) -> None:
-        """Record how the wall clock stands against the engine's."""
+        """Record an anchor of the wall clock against the engine clock."""
         self.writer.append(Kind.CLOCK, 0, wall_ns, encode_change(change))
         self.state.apply(change)
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
-        """Have the log say what these streams do not keep any more, before memory does: a message that was evicted
-        must not come back after a kill. The caller raises them in the state."""
+        """Record the low watermarks of these streams, by number, before the caller raises them in the state: an evicted
+        message must not reappear after a kill."""
         change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
         try:
             self.writer.append_batch([Draft(Kind.CHANGE, 0, encode_change(change))], self.times.next_ns())
@@ -312,7 +313,7 @@ class GroupLog:
     # ------------------------------------------------------------ as safe as `sync` says
 
     def after_data_sync(self, value: T) -> Step[T]:
-        """`value`, when the messages appended so far are as safe as `sync` says."""
+        """Return `value` once the messages appended so far are as safe as `sync` says."""
         sync = self.settings.sync
         if sync == SYNC_OFF or not self.must_retain:
             return value
@@ -324,7 +325,7 @@ class GroupLog:
         return self.after_sync(value)
 
     def after_metadata_sync(self, value: T) -> Step[T]:
-        """`value`, when a change of names, modes or settings is as safe as `sync` says."""
+        """Return `value` once the changes of names, modes or settings so far are as safe as `sync` says."""
         sync = self.settings.sync
         if sync == SYNC_REPLICA:
             return self._after_copy(value)
@@ -333,7 +334,7 @@ class GroupLog:
         return self.after_sync(value) if sync == SYNC_ALWAYS else value
 
     def after_sync(self, value: T) -> Step[T]:
-        """`value`, once everything appended so far is on disk; DiskFailed where it failed."""
+        """Return `value` once everything appended so far is on disk. Fails with DiskFailed if the sync does."""
         wait: Wait[T] = Wait()
         self.upkeep.sync(answering(wait, value, "the disk failed"))
         return wait.result() if wait.settled else wait
@@ -341,16 +342,16 @@ class GroupLog:
     # ------------------------------------------------------------ what may be shown
 
     def _after_copy(self, value: T) -> Step[T]:
-        """`value`, once everything appended so far is on disk and in the copy, and shown."""
+        """Return `value` once everything appended so far is on disk, in the copy, and shown."""
         if self.shown is None or (self.end.failed is not None and self.stored.end.failed is None):
-            return self.after_sync(value)  # nothing is promised that the group could not keep: it takes no messages
+            return self.after_sync(value)  # without a copy the group accepts no messages, so none needs the copy
         wait: Wait[T] = Wait()
         self.hold(0, answering(wait, value, NOT_REPLICATED))
         return wait.result() if wait.settled else wait
 
     def hold(self, first: int, then: Answer) -> None:
-        """Call `then` when the copy has all that was appended so far, after the calls held before. `first`: what it
-        shows, as in `HeldAnswer`."""
+        """Call `then` when the copy has everything appended so far, after the calls held before. `first`: as in
+        `HeldAnswer`."""
         assert self.shown is not None
         entry = HeldAnswer(first, then)
         self.shown.end.add(entry)
@@ -358,7 +359,7 @@ class GroupLog:
         call(lambda error: self._settle(entry, error))
 
     def _settle(self, entry: HeldAnswer, error: OSError | None) -> None:
-        """The copy has what the entry waits for, and so what those before it do."""
+        """Answer the entry and those before it: the copy has their records. An `error` answers this entry only."""
         shown = self.shown
         if error is not None or shown is None:
             entry.settle(error)
@@ -370,19 +371,20 @@ class GroupLog:
             self.on_all_shown()
 
     def end_waits(self, error: OSError) -> None:
-        """Answer the callers that wait for the copy: it may have what they wrote, or not. Nothing is shown by that."""
+        """Fail the calls that wait for the copy with `error`, whether or not the copy has their records. Calls with
+        messages stay held, so no message is shown."""
         for entry in list(self.shown.end.held) if self.shown is not None else ():
             entry.settle(error)
 
     def stop_holding(self) -> None:
-        """The group does not wait for the copy any more: what is held is shown when it is on disk."""
+        """Stop waiting for the copy: held messages are shown when they are on disk."""
         for entry in list(self.shown.end.held) if self.shown is not None else ():
             self.upkeep.sync(lambda error, entry=entry: self._settle(entry, error))  # type: ignore[misc]
 
 
 def answering(wait: Wait[T], value: T, why: str) -> Answer:
-    """A callback that resolves a Wait with `value`, or fails it with DiskFailed: `why` and the error. A
-    subscriber that fails then is one request's fault: the log is not affected."""
+    """Return a callback that resolves a Wait with `value`, or fails it with DiskFailed (`why` and the error). An
+    exception of the Wait's subscriber concerns one request: it is logged, and the log stays writable."""
 
     def then(error: OSError | None) -> None:
         try:
@@ -397,7 +399,7 @@ def answering(wait: Wait[T], value: T, why: str) -> Answer:
 
 
 def record_at(reader: LogReader, sequence: int) -> Record | None:
-    """The record of that sequence; None where there is none, or it is damaged. Raises DiskFailed."""
+    """Return the message of that sequence, or None if there is none or it is damaged. Raises DiskFailed."""
     try:
         record = reader.scan(sequence)
     except errors.Damaged:
@@ -406,18 +408,18 @@ def record_at(reader: LogReader, sequence: int) -> Record | None:
 
 
 def draft_of(change: Change) -> Draft:
-    """Its record."""
+    """Encode a change as a record."""
     return Draft(Kind.CHANGE, change.get("stream", 0), encode_change(change))
 
 
 def _ignore(_: object) -> None:
-    """Until the group has its parts."""
+    """Do nothing: the default of the hooks until the group sets them."""
 
 
 # ------------------------------------------------------------ log clock
 
-# The two clocks of a log: the wall times that its records carry, and the engine time that they mean. Anchors turn one
-# into the other (mqfs(4), "Time").
+# A log has two clocks: its records carry wall times, the engine uses engine times. Anchors convert one into the other
+# (mqfs(4), "Time").
 
 _SECOND_NS = 10**9
 _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
@@ -429,10 +431,11 @@ class LogClock:
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock
         self._checked_ns = 0  # wall time at which the clocks were last compared
-        self._anchored = False  # the log says how the clocks stand in this boot
+        self._anchored = False  # whether the log has an anchor of this boot
 
     def next_ns(self) -> int:
-        """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
+        """Return the wall time of the next record, never before that of the last one. Records an anchor if the wall
+        clock stepped, or the log has none of this boot."""
         wall = self._clock.wall_ns()
         last_ns = self._log.end.last_ns
         if wall < last_ns:
@@ -452,21 +455,21 @@ class LogClock:
         return wall
 
     def _anchor(self, wall: int, engine: int) -> None:
-        """Note how the clocks stand."""
+        """Record an anchor of these two times."""
         now = self._clock.anchor()
         anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
         change: Change = {"do": "clock", "sequence": self._log.stored.end.next, "anchor": list(anchor)}
         self._log.append_clock(change, wall)
 
     def note_step(self) -> None:
-        """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
+        """Record an anchor after a step of the wall clock, even if no message is written: the next boot needs it."""
         log = self._log
         if log.end.failed is None:
             self._anchor(max(self._clock.wall_ns(), log.end.last_ns), self._clock.engine_ns())
             log.upkeep.sync(None, 1.0)
 
     def written_ns(self, record: Record) -> int:
-        """When a message was written, on the engine clock."""
+        """Return the engine time at which a message was written."""
         anchor = self._log.state.anchor_at(record.sequence)
         return anchor.engine_ns + record.time_ns - anchor.wall_ns if anchor else record.time_ns
 
@@ -476,7 +479,7 @@ class LogClock:
 
 @attrs.define
 class GroupCounts:
-    """What happened in a group since the server started; shown in `.stats`."""
+    """Counters of a group since the server started; shown in `.stats`."""
 
     written: int = 0  # messages
     written_bytes: int = 0
@@ -484,5 +487,5 @@ class GroupCounts:
     discarded: int = 0  # by `full drop-new`
     cut: int = 0  # by `full drop-old`
     fell_behind: int = 0  # times it was reported to a reader
-    lost: int = 0  # messages they had not had
+    lost: int = 0  # messages evicted before those readers had them
     refused: int = 0  # writes

@@ -1,8 +1,8 @@
-"""Bodies in parts, as consumers have them: the messages of one body are one claim.
+"""Multipart bodies for consumers: the messages of one body are one claim.
 
-The messages of a body are found and read as one without being held. The header `part` is `1/17` of the first, `17/17`
-of the last, and they are next to each other in the log: they came as one unit. A consumer
-has such a body as its last part, whose slot begins at the first; see "Acknowledgement" in docs/reference/format.md.
+The messages of a body are found and read as one, without the body in memory. The header `part` is `1/17` of the first,
+`17/17` of the last, and they are adjacent in the log, as they were written in one atomic batch. For a consumer such a
+body is its last part, whose slot begins at the first part; see "Acknowledgement" in docs/reference/format.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 _KEY = headers.key(headers.PART)
-_READ = 32  # parts read between two looks at the clock
+_READ = 32  # parts read between two checks of the clock
 _LOOKED_UP = 4_096  # parts whose sizes are looked up at once: a millisecond
 
 
 def place(head: bytes) -> tuple[int, int]:
-    """Which part it is and of how many, where the headers say both; else (0, 0)."""
+    """Return the number of a part and the total, from encoded headers; (0, 0) without a valid header `part`."""
     if _KEY not in head:
         return 0, 0
     number, total = headers.parse_part(headers.decode(head).get(headers.PART, ""))
@@ -36,13 +36,13 @@ def place(head: bytes) -> tuple[int, int]:
 
 
 def is_last(record: Record) -> bool:
-    """Whether it says that it is the last part of a body."""
+    """Whether the headers say that the message is the last part of a body."""
     number, total = place(record.headers)
     return 1 < number == total
 
 
 def has_next_part(record: Record) -> bool:
-    """Whether it says that it is a part of a body and not the last one."""
+    """Whether the headers say that the message is a part of a body, but not the last."""
     if not record.headers or _KEY not in record.headers:
         return False
     number, total = headers.parse_part(headers.decode(record.headers).get(headers.PART, ""))
@@ -50,7 +50,8 @@ def has_next_part(record: Record) -> bool:
 
 
 def first_of(log: GroupLog, record: Record) -> int:
-    """The sequence of the first part of the body whose last one that is; its own where it is none."""
+    """Return the sequence of the first part of the body whose last part is `record`; the record's own if it is not the
+    last part of a complete body."""
     number, total = place(record.headers)
     first = record.sequence - total + 1
     if not 1 < number == total or first < 1 or not _together(log, record.stream, first, record.sequence):
@@ -60,7 +61,7 @@ def first_of(log: GroupLog, record: Record) -> int:
 
 
 def last_of(log: GroupLog, record: Record) -> Record | None:
-    """The last part of the body that begins there, if all of it is there."""
+    """Return the last part of the body whose first part is `record`, or None if the body is not complete."""
     number, total = place(record.headers)
     last = record.sequence + total - 1
     if number != 1 or total < 2 or not _together(log, record.stream, record.sequence, last):
@@ -70,7 +71,7 @@ def last_of(log: GroupLog, record: Record) -> Record | None:
 
 
 def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
-    """Whether all messages from here to there are of that stream, and kept."""
+    """Whether all sequences from `first` to `last` are retained messages of that stream."""
     kept = log.state.streams.get(stream)
     if kept is not None and first < kept.floor:
         return False  # the log may have them for a while, but the stream does not keep them
@@ -88,7 +89,7 @@ def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
 
 
 def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]:
-    """The messages from here to there. Raises Damaged, DiskFailed."""
+    """Yield the messages of a stream with the sequences from `first` to `last`. Raises Damaged, DiskFailed."""
     for sequence in range(first, last + 1):
         record = log.reader.find(stream, sequence)
         if record is None or record.sequence != sequence:
@@ -97,21 +98,21 @@ def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]
 
 
 class LongBody:
-    """What `bytes` would be, read from the log as it is asked for. `end`: what the format puts after it."""
+    """The bytes of a multipart body, read from the log on demand. `end`: bytes that the format puts after the body."""
 
     def __init__(self, group: Group, record: Record, first: int, end: bytes = b"") -> None:
         self._group, self._stream, self._end = group, record.stream, end
         self._first, self._behind = first, record.sequence + 1
         self._size = group.log.metrics.count(record.stream, first, self._behind)[1]
-        self._begins = array("Q", [0])  # where the parts begin, as far as they were looked up
-        self._last = (-1, b"")  # the part that was read last and not to its end, and which it is
+        self._begins = array("Q", [0])  # offsets at which the parts begin, as far as they were looked up
+        self._last = (-1, b"")  # number and bytes of the part that was read last, unless it was read to its end
 
     def __len__(self) -> int:
         return self._size + len(self._end)
 
     def read(self, begin: int, end: int, failed: Callable[[], None]) -> Step[bytes]:
-        """The bytes from here to there, in portions: there may be many parts in them. It cannot be cancelled. Raises
-        Damaged, DiskFailed; then `failed` was called."""
+        """Return the bytes from offset `begin` to `end`, in portions, as they may span many parts. It cannot be
+        cancelled. Raises Damaged, DiskFailed, after a call of `failed`."""
         return self._group.portions.run(self._read(begin, end, failed), may_be_cancelled=False)
 
     def _read(self, begin: int, end: int, failed: Callable[[], None]) -> Work[bytes]:
@@ -137,7 +138,7 @@ class LongBody:
         return b"".join(pieces)
 
     def _look_up(self) -> None:
-        """Where the next parts begin."""
+        """Append the offsets of the next _LOOKED_UP parts to `_begins`."""
         at = self._first + len(self._begins) - 1
         stop = min(at + _LOOKED_UP, self._behind)
         listing = self._group.log.metrics.listing({self._stream: at}, stop)
@@ -158,6 +159,7 @@ class LongBody:
 
 
 def whole(group: Group, record: Record, slot: int, end: bytes = b"") -> LongBody | None:
-    """All of the body whose last part that is, where the slot in which it was claimed holds all of it."""
+    """Return the body whose last part is `record`, if the claim's `slot` begins at or before its first part. None: the
+    message is not such a body."""
     first = first_of(group.log, record) if record.headers else record.sequence
     return LongBody(group, record, first, end) if slot <= first < record.sequence else None

@@ -1,10 +1,10 @@
-"""Long work of a group that only looks: a portion at a time, so that others are served between.
+"""Long work of a group, in portions, so that requests are served between them.
 
-Such work is a generator, which yields between two rows: what it has looked at may change before it continues. A short
-one is done at once. The next portions of a long one come by an alarm, in turns where there are several; its caller gets
-a Wait, which can be cancelled.
+Work is a generator that yields between two rows: rows it has read may change before it resumes. Short work is done at
+once. An alarm runs the next portions of long work, in turns if there are several; the caller gets a Wait, which can be
+cancelled.
 
-Work that does more than look has that in the log first: what follows is owed.
+Work that changes state records the change in the log first. The rest of that work is owed: see `Portions.owe`.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Work: TypeAlias = Generator[None, None, T]
-_SORTED = 4_096  # at once: about a millisecond
+_SORTED = 4_096  # names sorted at once: about a millisecond
 
 
 class Portions:
-    """The work in hand."""
+    """The unfinished work of a group."""
 
     def __init__(self, timers: Timers, group: Group, clock: Clock) -> None:
         self._clock, self._timers = clock, timers
         self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
         self._queue: OrderedDict[Wait[Any], Work[Any]] = OrderedDict()
         self._owed: list[Work[None]] = []
-        self._over: MqfsError | None = None  # why no alarm rings any more
-        self.count = 0  # grows when others may have been served meanwhile
+        self._over: MqfsError | None = None  # why the group ended: long work fails with it
+        self.count = 0  # portions resumed; if it grew, requests may have been served in between
 
     def run(self, work: Work[T], *, may_be_cancelled: bool = True) -> Step[T]:
-        """What it returns. Raises what it raises."""
+        """Return the result of the work, or a Wait if it takes more than a portion. Raises what the work raises."""
         wait: Wait[T] = Wait(self._cancel if may_be_cancelled else None)
         self._perform(wait, work, self._until(False))
         return wait.result() if wait.settled else wait
 
     def later(self, work: Work[T]) -> Wait[T]:
-        """As `run`, but not before the caller has returned: it is in the middle of a delivery, say."""
+        """Run the work after the caller has returned, as it may be in the middle of a delivery."""
         wait: Wait[T] = Wait(self._cancel)
         self._queue[wait] = work
         self._alarm.at(self._clock.engine_ns() + 1)
         return wait
 
     def owe(self, work: Work[None]) -> Work[None]:
-        """Work that the log has already, for the caller to do: at once where the state is written meanwhile."""
+        """Register work whose change is in the log already, and return it for the caller to run. `finish` runs the
+        rest of it at once, before the state is encoded or the group ends."""
         self._owed.append(work)
         return self._pay(work)
 
@@ -65,7 +66,7 @@ class Portions:
             self._owed.remove(work)
 
     def finish(self) -> None:
-        """Do what is owed."""
+        """Complete all owed work at once."""
         while self._owed:
             exhaust(self._owed.pop())
 
@@ -79,7 +80,7 @@ class Portions:
             pass
 
     def _perform(self, wait: Wait[Any], work: Work[Any], until: int) -> bool:
-        """A portion. Whether that was all."""
+        """Run a portion of the work. Whether it is complete, or failed."""
         try:
             while True:
                 next(work)
@@ -100,7 +101,8 @@ class Portions:
         return True
 
     def end(self, error: MqfsError) -> None:
-        """The group was removed, or the server stops: what the callers get, and those of later long work."""
+        """Complete owed work, then fail all other work, and later long work, with `error`: the group was removed, or
+        the server stops."""
         self.finish()
         self._over = error
         while self._queue:
@@ -108,7 +110,7 @@ class Portions:
 
 
 def exhaust(work: Work[T]) -> T:
-    """What it returns; all of it at once."""
+    """Run all of the work at once and return its result."""
     while True:
         try:
             next(work)
@@ -118,7 +120,7 @@ def exhaust(work: Work[T]) -> T:
 
 
 def in_order(names: Iterable[str]) -> Work[list[str]]:
-    """As `sorted`, in steps. `sorted` merges two runs, too: 100,000 names in 3 ms."""
+    """Sort names in portions. `sorted` also merges two sorted runs fast: 100,000 names in 3 ms."""
     rest, runs = iter(names), list[list[str]]()
     while some := list(islice(rest, _SORTED)):
         if runs:
@@ -135,31 +137,32 @@ def in_order(names: Iterable[str]) -> Work[list[str]]:
 
 # ------------------------------------------------------------ command queue
 
-# Writes to `ctl` of one group, one after the other: each finds the settings and names that those before it left.
+# Writes to `ctl` of one group run one after the other, as do new consumers that need long work: each sees the settings
+# and names that earlier writes made.
 #
-# A short one is done at once. A long one, and what comes meanwhile, is done in portions. None can be cancelled: it is
-# done to its end, and answered, whatever its client does meanwhile. O_NONBLOCK would make it fail each time.
+# A short write is done at once. A long one, and those that arrive meanwhile, are done in portions. None can be
+# cancelled: each is completed and answered, whatever its client does. O_NONBLOCK would make it fail each time.
 
 Begin = Callable[[], Work[Step[Any]]]
-_ROW_BYTES = 512  # of memory, about, for a write that waits, beside its text
+_ROW_BYTES = 512  # memory, about, of a write that waits, without its text
 
 
 class CommandQueue:
-    """The long commands of one group, by turns. `memory`: what its users share."""
+    """The commands of one group, in order. `memory`: the user limits that unfinished commands count against."""
 
     def __init__(self, portions: Portions, memory: UserLimits) -> None:
         self._portions, self._memory = portions, memory
-        self.count = 0  # of writes that are in force
-        self._before = 0  # `count` when the first of `_asked` had not begun
+        self.count = 0  # writes recorded in the log; files/ctl.py increments it
+        self._before = 0  # `count` before the first of `_asked`
         self._working = self._work()
         self._asked: deque[tuple[Begin, Wait[Any], int, int]] = deque()
 
     def admit(self, uid: int, size: int) -> None:
-        """A write takes memory of its user until it is done. Raises OverLimit, if it has to wait."""
+        """Charge a write to its user's memory until it is done. Raises OverLimit only if the write has to wait."""
         self._memory.change(uid, 0, size + _ROW_BYTES, refuse=bool(self._asked))
 
     def run(self, begin: Callable[[], Work[Step[T]]], uid: int, size: int) -> Step[T]:
-        """What the work of a write, which was admitted, returns. Raises what it raises."""
+        """Run the work of an admitted write in its turn and return the result. Raises what the work raises."""
         wait: Wait[T] = Wait()
         self._asked.append((begin, wait, uid, size))
         if len(self._asked) == 1:
@@ -192,7 +195,7 @@ class CommandQueue:
         return wait
 
     def finish(self) -> None:
-        """The server stops: a write that is in force is done to its end, and answered."""
+        """Complete and answer the first write if it is in the log already: the server stops."""
         asked = len(self._asked)
         if self.count != self._before:
             with suppress(StopIteration):
@@ -200,7 +203,7 @@ class CommandQueue:
                     next(self._working)
 
     def _ended(self, working: Wait[Any]) -> None:
-        """All is done, or the group is removed, or the server stops."""
+        """Fail the remaining writes if the work failed: the group was removed, or the server stops."""
         try:
             working.result()
         except Exception as error:

@@ -1,10 +1,10 @@
-"""Alarms, one heap of them for all groups of a tree, and the faults of single groups.
+"""Alarms, in one heap for all groups of a tree, and the faults of single groups.
 
-Each part that waits for a time has one alarm, set to the earliest moment at which it has something to do; which of its
-messages are due it knows itself. A failure is contained, and the alarm rings again after a second.
+Each part of a group that waits for a time has one alarm, set to the earliest moment at which it has something to do.
+The part itself knows which of its messages are due. A failure is contained, and the alarm rings again after a second.
 
-An exception in start, maintenance or stop of a group is logged and ends nothing else. Requests of clients are answered
-by their front end.
+An exception in the start, maintenance or stop of a group is logged and affects no other group. An exception in a
+client's request is answered by the front end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Faults:
         self._silent_until: dict[int, int] = {}  # group number -> engine ns
 
     def contain(self, group: Group, what: str, call: Callable[[], object]) -> bool:
-        """Whether `call` succeeded. After a bug the group is read-only: what is in memory may be half changed."""
+        """Whether `call` succeeded. After a bug the group is read-only: its state in memory may be inconsistent."""
         try:
             call()
         except (errors.MqfsError, OSError) as error:
@@ -48,7 +48,7 @@ class Faults:
         return False
 
     def _fail(self, group: Group, text: str) -> None:
-        """Log the bug being handled with its traceback, once a group."""
+        """Make the group read-only. Log the exception being handled, with its traceback the first time."""
         line = f"{text}; the group is read-only until the next start"
         if group.log.end.failed is None:
             self._silent_until[group.number] = self._clock.engine_ns() + limits.LOG_AGAIN_S * 10**9
@@ -58,7 +58,7 @@ class Faults:
         group.log.upkeep.fail(OSError(errno.EIO, text))
 
     def report(self, number: int, text: str) -> None:
-        """Log a line about a group, unless there was one a moment ago."""
+        """Log an error of a group, at most once in LOG_AGAIN_S seconds."""
         now = self._clock.engine_ns()
         if now >= self._silent_until.get(number, now):
             self._silent_until[number] = now + limits.LOG_AGAIN_S * 10**9
@@ -66,13 +66,13 @@ class Faults:
 
 
 def report_unserved(number: int, why: object) -> None:
-    """Log that a group is left alone."""
+    """Log that a group is not served."""
     log.error("group %d is not served: %s; run mqfs check --fix on the stopped store", number, why)
 
 
 # ------------------------------------------------------------ refusals
 
-# Why writes to a group's files were refused, for `.errors`. The refusals of one user never push out those of another.
+# Why writes to a group's files were refused, for `.errors`. Each user has a list, so none evicts another's refusals.
 
 
 class Refused(NamedTuple):
@@ -89,7 +89,7 @@ class Refusals:
     """The last refusals of each user in one group."""
 
     def __init__(self) -> None:
-        self._users: dict[int, deque[Refused]] = {}  # who was refused last stands last
+        self._users: dict[int, deque[Refused]] = {}  # by uid, the user that was refused last at the end
 
     def add(self, refused: Refused) -> None:
         mine = self._users.pop(refused.uid, None)
@@ -101,46 +101,46 @@ class Refusals:
         self._users[refused.uid] = mine
 
     def of(self, uid: int) -> list[Refused]:
-        """Those of one user, oldest first."""
+        """Return the refusals of one user, oldest first."""
         return list(self._users.get(uid, ()))
 
     def all(self) -> list[Refused]:
-        """Those of all users, oldest first."""
+        """Return the refusals of all users, oldest first."""
         return sorted((row for mine in self._users.values() for row in mine), key=lambda row: row.time_ns)
 
 
 # ------------------------------------------------------------ alarms
 
 
-AGAIN_NS = 10**9  # after a failure
-ROUND_NS = 10**7  # at least, from one look for room to the next, however often there may be some
+AGAIN_NS = 10**9  # until a retry after a failure
+ROUND_NS = 10**7  # least time between two retries for room
 _SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
-_DUE = (DELAYED, SCHEDULES)  # what looks for room itself: looked for once more it would ring without end
+_DUE = (DELAYED, SCHEDULES)  # their alarms retry due messages themselves: another retry would set them without end
 
 
 class Timers:
-    """The alarms of a tree, by when they are due. All times are engine time, in nanoseconds."""
+    """The alarms of a tree, in the order of their due times. All times are engine time, in nanoseconds."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self._heap: list[tuple[int, int, int, Alarm]] = []  # also what alarms were set to before
-        self._most = 0  # rows, before those are dropped
+        self._heap: list[tuple[int, int, int, Alarm]] = []  # with stale rows of alarms that were set to another time
+        self._most = 0  # rows above which the stale ones are dropped
         self._numbers = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
         self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see mqfs/serving/fairness.py
 
     @property
     def next_due_ns(self) -> int | None:
-        """When `run` has something to do."""
+        """The engine time at which `run` has to be called next, or None."""
         return self._heap[0][0] if self._heap else None
 
     def __len__(self) -> int:
-        """Rows, also of what alarms were set to before."""
+        """Count the rows of the heap, with stale ones."""
         return len(self._heap)
 
     def push(self, alarm: Alarm, due_ns: int) -> None:
-        """For Alarm.at."""
+        """Set an alarm. Called by Alarm.at only."""
         sooner = not self._heap or due_ns < self._heap[0][0]
         if len(self._heap) > self._most:
             self._drop_stale()
@@ -152,22 +152,22 @@ class Timers:
             self.on_sooner()
 
     def _drop_stale(self) -> None:
-        """Drop rows that an alarm was set to before, so that there are never more than twice as many as alarms."""
+        """Drop stale rows, so that the heap has at most about twice as many rows as there are alarms."""
         rows = {row[3]: row for row in self._heap if row[0] == row[3].due_ns and not row[3].group.removed}
         self._heap = list(rows.values())
         heapq.heapify(self._heap)
         self._most = 2 * len(self._heap) + _SPARE
 
     def run(self, clock: Clock) -> None:
-        """Ring what is due, then let blocked writers of those groups continue. After a slice the rest is left
-        for later: many groups may have an alarm at once."""
-        groups: dict[Group, bool] = {}  # whether it may be time to look for room for what is due
+        """Ring the alarms that are due, then let blocked writers of those groups continue. After SLICE_S the remaining
+        alarms wait for the next call, as many groups may have one at once."""
+        groups: dict[Group, bool] = {}  # whether to retry due messages that wait for room, too
         now_ns = clock.engine_ns()
         until = now_ns + int(limits.SLICE_S * 1e9)
         while self._heap and self._heap[0][0] <= now_ns:
             due_ns, _, _, alarm = heapq.heappop(self._heap)
             if alarm.due_ns != due_ns or alarm.group.removed:
-                continue  # it was set to another time
+                continue  # a stale row
             alarm.due_ns = 0
             groups[alarm.group] = groups.get(alarm.group, False) or alarm.turn not in _DUE
             if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
@@ -179,8 +179,8 @@ class Timers:
 
 
 class Alarm:
-    """The alarm of one part of a group. `ring` gets the engine time; `what` says in a log line what failed. Of several
-    at one moment the lowest `turn` rings first, then the one that was set first since it rang."""
+    """The alarm of one part of a group. `ring` is called with the engine time; `what` names the call in a log line if
+    it fails. Of alarms due at once the lowest `turn` rings first, then the one set first since it last rang."""
 
     __slots__ = ("_timers", "due_ns", "group", "number", "ring", "turn", "what")
 
@@ -190,10 +190,10 @@ class Alarm:
         self.number = 0
 
     def at(self, due_ns: int) -> None:
-        """Ring then, if not before."""
+        """Set the alarm to that engine time, unless it is set to an earlier one."""
         if not self.due_ns or due_ns < self.due_ns:
             self._timers.push(self, due_ns)
 
     def cancel(self) -> None:
-        """Ring no more."""
+        """Unset the alarm. Its row stays in the heap, stale."""
         self.due_ns = 0
