@@ -1,4 +1,4 @@
-"""What the engine asks of a store and a ring, and front ends of an open file: Protocols."""
+"""Protocols: the calls of the engine to a store and a ring, and of front ends to an open file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Wanted = Callable[[int, int], int]  # stream, sequence -> the last message up to
 
 
 class LogEnd(Protocol):
-    """Where a log ends: what its next record gets, and whether there will be one."""
+    """The end of a log: the next sequence, the newest time, and the error that made the log read-only."""
 
     @property
     def next(self) -> int:
@@ -35,7 +35,7 @@ class LogEnd(Protocol):
 
 class LogReader(Protocol):
     """The messages of a log: its records of kind MESSAGE and END. All calls raise DiskFailed where the disk cannot be
-    read. A record that fails its check raises errors.Damaged each time it is met; readers continue behind its
+    read. A record that fails its check raises errors.Damaged each time it is read; readers continue behind its
     `sequence`."""
 
     @property
@@ -44,40 +44,40 @@ class LogReader(Protocol):
         ...
 
     def find(self, stream: int, sequence: int) -> Record | None:
-        """The first message of `stream` at or after `sequence`. Cost: a search in the stream's own postings."""
+        """Return the first message of `stream` at or after `sequence`. Cost: a search in the stream's own postings."""
         ...
 
     def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
-        """As find, from the index alone: (sequence, body bytes)."""
+        """Return (sequence, body bytes) of the message that `find` returns, from the index alone."""
         ...
 
     def scan(self, sequence: int) -> Record | None:
-        """The first message of any stream at or after `sequence`."""
+        """Return the first message of any stream at or after `sequence`."""
         ...
 
     def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
-        """Messages of those streams at or after `sequence` and below `end`, as many as lie together within
-        `most_bytes`, each checked. `headed`: some may have headers. None: read them one by one, as they are few, or
-        damaged, or have headers where none may be."""
+        """Return messages of `streams` at or after `sequence` and below `end`: a contiguous run of at most
+        `most_bytes`, each checked. `headed`: messages may have headers. Returns None where the caller should read them
+        one by one: they are few, or damaged, or have headers although `headed` is off."""
         ...
 
     def before(self, sequence: int, stream: int | None = None) -> int | None:
-        """The greatest sequence of a message (of `stream`) below `sequence`."""
+        """Return the greatest sequence of a message (of `stream`) below `sequence`."""
         ...
 
     def first_at_time(self, time_ns: int) -> int:
-        """The sequence of the first message at or after that wall time; `next` if there is none."""
+        """Return the sequence of the first message at or after that wall time; `next` if there is none."""
         ...
 
     def heads(self, sequence: int, most: int) -> list[Head]:
-        """The first messages at or after `sequence`, at most `most` and at least one where there is any. Of those with
-        headers only the bytes of these are read; they are not checked."""
+        """Return the heads of the first messages at or after `sequence`: at most `most`, and at least one if there is
+        any. Of the log only header bytes are read, and they are not checked."""
         ...
 
     def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
-        """Looks into the headers of at most `most` messages at or after `sequence`, which are not checked. Returns the
-        sequences of those that have one of `keys`, as headers.key makes them, perhaps of some that have one in another
-        header, and where to continue: `next` at the end."""
+        """Search the headers of at most `most` messages at or after `sequence`, unchecked. Returns the sequences of
+        messages that have one of `keys`, as headers.key makes them (a match may lie in another header), and the
+        sequence to continue at: `next` at the end."""
         ...
 
 
@@ -85,37 +85,39 @@ class LogMetrics(Protocol):
     """Counts and positions, from the index alone."""
 
     def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
-        """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end). Cost: a search,
-        and a step for each message counted."""
+        """Return (messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end). Cost: a
+        search, and a step for each message counted."""
         ...
 
     def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
-        """Bytes of the headers of the messages of `count`."""
+        """Return the header bytes of the messages that `count` counts."""
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
-        """The EOF markers among the messages of `count`."""
+        """Return the number of EOF markers among the messages that `count` counts."""
         ...
 
     def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
-        """Splits of the messages of those streams (None: all) at or after `sequence` and below `end`, each of at most
-        that many messages and about that many bytes. Where there are many, the first of them."""
+        """Split the messages of `streams` (None: all) at or after `sequence` and below `end` into stretches of at most
+        `messages` messages and about `size` bytes each. Of many splits only the first are returned."""
         ...
 
     def streams(self) -> Set[int]:
-        """The numbers of all streams that have messages. Cost: every index."""
+        """Return the numbers of all streams that have messages. Cost: every index is loaded."""
         ...
 
     def stretch_end(self, sequence: int) -> int:
-        """The end of the segment that holds that sequence: room is given back by whole segments."""
+        """Return where the segment that holds `sequence` ends: room is given back by whole segments."""
         ...
 
     def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
-        """The messages of those streams below `end`, each from its floor on: a segment at a time, the newest first."""
+        """Yield the messages of the streams in `floors` below `end`, each from its floor on: a segment at a time, the
+        newest first."""
         ...
 
 
 class LogWriter(Protocol):
-    """Appending. All calls raise DiskFull, DiskFailed and ReadOnly, and leave nothing then; none waits for a sync."""
+    """Appending. All calls raise DiskFull, DiskFailed and ReadOnly, and append nothing then. A call waits for a sync
+    only where it needs sequences whose reservation is not on disk yet."""
 
     state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
 
@@ -133,7 +135,7 @@ class LogWriter(Protocol):
 
 
 class LogUpkeep(Protocol):
-    """All calls are synchronous; none waits for a sync."""
+    """All calls are synchronous; only `close` waits for a sync."""
 
     @property
     def size(self) -> int:
@@ -142,49 +144,50 @@ class LogUpkeep(Protocol):
 
     @property
     def damaged(self) -> int:
-        """Records met that failed their check."""
+        """Number of records read that failed their check."""
         ...
 
     @property
     def lag(self) -> tuple[int, float] | None:
-        """Bytes that the copy of the store lacks, and the age of the oldest in seconds; None: it has no copy."""
+        """Bytes that the copy of the store lacks, and the age of the oldest in seconds; None: the store has no copy."""
         ...
 
     @property
     def is_final(self) -> bool:
-        """Whether messages that were found and are not any more are nowhere: neither in a file that is yet to be
-        removed, nor in the copy of the store, which is not compacted."""
+        """Whether trimmed messages are gone for good: no file waiting for removal holds them, and the store has no copy
+        (a copy is not compacted)."""
         ...
 
     @property
     def lost(self) -> list[str]:
-        """What of the history is damaged; known when `history` was iterated."""
+        """Descriptions of the damaged parts of the history; complete once `history` was iterated."""
         ...
 
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
-        """The newest durable state's body (None: no state is whole), and the CHANGE, ACK and CLOCK records behind it,
-        in order; of a log in memory with many of these the state as it is. They may be read during the iteration:
-        iterate once, before any other use of the bucket."""
+        """Return the newest durable state's body (None: no state is whole), and the CHANGE, ACK and CLOCK records
+        behind it, in order. A log in memory returns the group's current state instead of many records. Records are read
+        during the iteration: iterate once, before any other use of the bucket."""
         ...
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
-        """Give back room. `floors`: the low watermark of each stream that retains messages. Unwanted are the messages
-        below it, those of other streams, those in `dropped`, and those that `wanted` leaves out; they may still be
-        found afterwards. May do nothing, remove segments, or compact. Cheap enough to be called every second."""
+        """Give back the room of unwanted messages. `floors`: the low watermark of each stream that retains messages.
+        Unwanted are messages below it, those of other streams, those in `dropped`, and those that `wanted` leaves out;
+        they may still be found afterwards. The call may do nothing, remove segments, or compact. It is cheap enough to
+        be made every second."""
         ...
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
-        """Have every record appended so far on disk, at once or within that time; then call `then(None)`, or
-        `then(error)` if it failed. `then` is called on the engine's thread, perhaps before this returns."""
+        """Sync every record appended so far, at once or within `within_s` seconds; then call `then(None)`, or
+        `then(error)` if that failed. `then` is called on the engine's thread, perhaps before this returns."""
         ...
 
     def replicate(self, then: Committed) -> None:
-        """As `sync`, at once, and in the copy of the store too, where it has one."""
+        """Sync as `sync` does, at once, and also wait for the copy of the store, if there is one."""
         ...
 
     def on_rolled(self, then: Callable[[], None]) -> None:
-        """Call `then` when the state that `LogWriter.state` gave last is at the head of the newest segment; never for a
-        log in memory."""
+        """Call `then` when the state last returned by `LogWriter.state` is at the head of the newest segment; never for
+        a log in memory."""
         ...
 
     def fail(self, error: OSError) -> None:
@@ -192,51 +195,52 @@ class LogUpkeep(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave everything on disk and marked as cleanly stopped."""
+        """Sync everything, and mark the log as cleanly stopped."""
         ...
 
 
 class RangeWriter(Protocol):
-    """Appending records that others encoded and numbered: what a ring's log needs."""
+    """Appending of records that others encoded and numbered, as a ring's log needs it."""
 
     def reserve_space(self, size: int, messages: int) -> int:
-        """Have room for that many bytes of records, and their sequences on disk. Returns the position they would get.
-        Raises DiskFull, DiskFailed, ReadOnly."""
+        """Make room for `size` bytes of records, and reserve `messages` sequences on disk. Returns the position that
+        the records would get. Raises DiskFull, DiskFailed, ReadOnly."""
         ...
 
     def hold_room(self, size: int) -> None:
-        """Have that many bytes of the disk, which the next appends use: they are not refused for want of room. 0: no
-        more. Raises DiskFull, DiskFailed, ReadOnly."""
+        """Keep `size` bytes of the disk allocated for the next appends, so that these cannot fail with DiskFull; 0:
+        give them back. Raises DiskFull, DiskFailed, ReadOnly."""
 
     def append_range(self, data: Buffer, rows: RecordColumns) -> None:
-        """Append whole batches of messages as they were encoded, at the position that `reserve_space` returned and for
-        which `rows` was made. Their sequences are not below `next`."""
+        """Append whole encoded batches of messages at the position that `reserve_space` returned and for which `rows`
+        was made. Their sequences are not below `next`."""
         ...
 
     def skip_to(self, sequence: int) -> None:
-        """Use up all sequences below that one, for which `reserve_space` was called."""
+        """Use up all sequences below `sequence`, for which `reserve_space` was called."""
         ...
 
     def continue_at(self, sequence: int) -> None:
-        """After a start, before anything is appended: sequences from there on were never given."""
+        """Set the next sequence after a start, before anything is appended: numbers from `sequence` on were never
+        assigned."""
         ...
 
     def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
-        """From now on reserve sequences in large blocks, and pass the bound below which they may be given to `granted`,
-        now and with each block. None: no more."""
+        """Reserve sequences in large blocks from now on, and pass the bound below which they may be assigned to
+        `granted`, now and with each block. None: stop that."""
         ...
 
     def quarantine(self, data: bytes, why: str) -> None:
-        """Keep bytes that failed a check for a person to look at."""
+        """Keep bytes that failed a check for a person to examine."""
         ...
 
 
 class Bucket(Protocol):
-    """One group's log, in parts. Whatever stands in for one hands on the parts it does not change."""
+    """One group's log, in parts. A wrapper passes on the parts it does not change."""
 
     @property
     def id(self) -> int:
-        """The group's number: > 0, never given twice in a store; the root group's is 1."""
+        """The group's number: > 0, never assigned twice in a store; the root group's is 1."""
         ...
 
     @property
@@ -259,42 +263,43 @@ class Bucket(Protocol):
 
 
 class RingPort(Protocol):
-    """A group's ring, as the engine sees it. While there is one, the group's bucket is what writes to it."""
+    """A group's ring, as the engine sees it. While there is one, it appends to the group's bucket."""
 
     @property
     def floor(self) -> int:
-        """The lowest sequence that a process which follows it may not have had; also when it has ended."""
+        """The lowest sequence that a process following the ring may not have read yet; valid after the ring has ended,
+        too."""
         ...
 
     def drain(self) -> None:
-        """Have in the log, and delivered, all messages published until now."""
+        """Append to the log, and deliver, all messages published so far."""
         ...
 
     def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """The group's state has changed so."""
+        """React to changes of the group's state; some end the ring."""
         ...
 
     def retire(self, why: str) -> None:
-        """End it: what was published is in the log, and the group has a ring no more."""
+        """End the ring: published messages are appended to the log first, and the group has no ring afterwards."""
         ...
 
 
 class SpoolFile(Protocol):
-    """Staged bytes; gone with the server that wrote them. All calls raise OSError where the disk fails."""
+    """Staged bytes; they end with the server that wrote them. All calls raise OSError where the disk fails."""
 
     @property
     def size(self) -> int: ...
 
     def append(self, data: bytes) -> None:
-        """Append; after an error nothing of `data` is there."""
+        """Append `data`; after an error none of it is in the file."""
         ...
 
     def read(self, at: int, count: int) -> bytes:
-        """Short only at the end."""
+        """Read up to `count` bytes at `at`; fewer only at the end of the file."""
         ...
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Discard the file."""
         ...
 
 
@@ -304,58 +309,58 @@ class Store(Protocol):
     uuid: str
     path: str  # "" in memory
     sync_times: Histogram  # seconds that syncs of messages took
-    replication: Any  # None where it is copied nowhere; else of mqfs/store/replication.py
-    full: dict[int, int]  # groups that the disk had no room for, and for how many bytes; until it has as many
+    replication: Any  # None without a copy; else a Replication of mqfs/store/replication.py
+    full: dict[int, int]  # groups whose log found no room -> the bytes that were refused, until the disk has as many
 
     def groups(self) -> Sequence[int]:
-        """Numbers of all groups, the root's (1) too once it was made."""
+        """Return the numbers of all groups, including the root's (1) once it was made."""
 
     def number(self) -> int:
-        """A new group number, never given before and never again. The first is 1."""
+        """Return a new group number, never assigned before or again. The first is 1."""
 
     def stage(self, number: int) -> SpoolFile:
-        """A new file for what is staged until it is committed or dropped, under a number that no group and no other
-        file has."""
+        """Make a file for bytes that are staged until they are committed or dropped. `number` is not the number of a
+        group or of another file."""
         ...
 
     def make(self, number: int, state: bytes) -> Bucket:
-        """A new bucket whose first record is that state; durable when this returns."""
+        """Make a bucket whose first record is `state`; it is durable when this returns."""
         ...
 
     def make_soon(self, number: int, state: bytes) -> Step[Bucket]:
-        """As `make`, but the disk is waited for elsewhere."""
+        """Make a bucket as `make` does, without blocking this thread on the disk."""
         ...
 
     def open(self, number: int) -> Bucket: ...
 
     def heads(self, number: int) -> Iterable[bytes]:
-        """The beginnings of the states of a group that cannot be opened: the readable ones, the newest first."""
+        """Return the beginnings of the states of a group that cannot be opened: the readable ones, the newest first."""
 
     def in_memory(self, bucket: Bucket) -> Bucket:
-        """The same log, its messages in memory only: for a group with `keep ring`."""
+        """Return the same log with its messages in memory only: for a group with `keep ring`."""
         ...
 
     def remove(self, number: int, then: Committed | None = None) -> Step[None]:
-        """Durable when the step is done; the bucket is to be left alone from now on, unless that fails. Where the store
-        has a copy, `then` is called when the copy knows it, too."""
+        """Remove a group; durable when the step is done. The bucket must not be used afterwards, unless the step fails.
+        If the store has a copy, `then` is called when the copy has recorded the removal."""
         ...
 
     def tick(self) -> None:
-        """Maintenance in small portions (compaction, closing of idle files); called about once a second."""
+        """Do a small portion of maintenance (compaction, closing of idle files); called about once a second."""
         ...
 
     def close(self) -> None:
-        """Leave everything on disk and marked as cleanly stopped."""
+        """Sync everything, and mark all logs as cleanly stopped."""
         ...
 
 
 class Handle(Protocol):
-    """An open file: all that a front end does with it. One owner at a time; not shared between front ends."""
+    """An open file, with all calls of a front end. One front end owns it at a time."""
 
-    reader_pid: int  # the process that reads, set before `read` by a front end that knows it; 0: not known
+    reader_pid: int  # the process that reads, set before `read` by a front end that knows it; 0: unknown
     sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
     parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
-    whole_below: int  # of a file of commands, set by a front end: a shorter write is whole, its last line too
+    whole_below: int  # command files, set by a front end: a shorter write is complete, its last line too
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
 
@@ -366,7 +371,7 @@ class Handle(Protocol):
         ...
 
     def push_back(self, data: bytes) -> None:
-        """`data`, the result of the last read of this handle, could not be delivered: the next read returns it."""
+        """Return `data` again at the next read: it was the result of the last read and could not be delivered."""
         ...
 
     @property
@@ -376,11 +381,11 @@ class Handle(Protocol):
     def writable(self) -> bool: ...
 
     def flush(self) -> Step[int]:
-        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        """Handle close(2) of a descriptor, and return its result. Raises why an unfinished command is refused."""
         ...
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        """Call `then` once when `readable` or `writable` may have become true (poll); None: no more."""
+        """Call `then` once when `readable` or `writable` may have become true (poll); None: cancel that."""
         ...
 
     def close(self) -> None: ...
@@ -392,8 +397,8 @@ BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0
 
 
 class Histogram:
-    """Counted by one thread or by several. `bounds`: the highest value of each bucket, ascending; a last bucket has
-    what is above all."""
+    """A histogram of values added by one thread or by several. `bounds`: the highest value of each bucket, ascending; a
+    last bucket counts all values above them."""
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS_S) -> None:
         self.bounds = bounds
@@ -407,5 +412,5 @@ class Histogram:
             self.sum += value
 
     def cumulative(self) -> list[int]:
-        """How many values are at or below each bound, and last, how many there are."""
+        """Return the number of values at or below each bound, and last, the number of all values."""
         return list(accumulate(self._counts))

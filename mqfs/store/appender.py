@@ -4,9 +4,10 @@
     sequences   next 10, refill 32769, reserved 65537       a block is reserved again when half of it is left
     append      m10: room and number, pwrite, then `used`, index and `next`; an error before that leaves nothing
 
-Without room it allocates more or rolls: a new segment begins with the state of the group. Nothing waits for a sync but
-the first number of a block whose reserve record is not on disk. Where everything before a record is on disk when it is
-written, it is marked SETTLED: at a start, what fails before such a record is damage, and no torn tail.
+Without room the writer allocates more, or rolls: a new segment begins with the state of the group. An append waits for
+a sync only where its number belongs to a block whose reserve record is not on disk. A record is marked SETTLED if
+everything before it was on disk when it was written. At a start, a failed check before such a record is damage, and no
+torn tail.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mqfs.store.store import DiskStore
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system lacks something, for a while; the disk is sound
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # temporary shortages of the system; the disk is sound
 
 
 def _no_state() -> bytes:
@@ -172,7 +173,7 @@ class Appender:
     # ------------------------------------------------------------ room
 
     def roll_back(self, segment: Segment, length: int, error: OSError) -> NoReturn:
-        """An append failed: leave nothing of it, and raise."""
+        """Undo a failed append so that nothing of it remains, and raise DiskFull or DiskFailed."""
         try:
             self._erase(segment, length)
         except OSError as again:
@@ -191,15 +192,16 @@ class Appender:
         return errors.DiskFull(f"no room for the log of group {self._chain.group}")
 
     def _erase(self, segment: Segment, length: int) -> None:
-        """Zeros where something was perhaps written behind the end."""
+        """Overwrite with zeros the bytes behind the end that may have been written."""
         end = segment.used + max(0, min(length, segment.allocated - segment.used))
         step = limits.UNIT_PIECE_BYTES
         for at in range(segment.used, end, step):
             write_all(self._disk, segment.open(), bytes(min(step, end - at)), at)
 
     def hold_room(self, size: int) -> None:
-        """Have that many bytes allocated, after a roll too, for records that were published elsewhere; 0: give back
-        what is left of them. A quarter of a segment's bound is counted at most. Raises DiskFull, DiskFailed."""
+        """Keep `size` bytes allocated, across rolls too, for records published in shared memory; 0: give back the
+        unused rest. At most a quarter of a segment's bound of them counts toward that bound. Raises DiskFull,
+        DiskFailed."""
         segment = self._chain.open
         if size and size == self._held and segment is not None and segment.used + size <= segment.room:
             return
@@ -212,19 +214,19 @@ class Appender:
                 self._holding = False
             self._held = size
         elif segment is not None and self._end.failed is None:
-            with suppress(OSError):  # then it stays until the segment is sealed
+            with suppress(OSError):  # on failure they stay until the segment is sealed
                 segment.shrink()
                 segment.room = segment.used
 
     def ask_for_room(self) -> None:
-        """Whether there is as much room by now as the disk did not have."""
+        """Retry the largest allocation that the disk refused."""
         if self._end.failed is None:
             with suppress(errors.MqfsError):
                 self.make_room(self._chain.context.full[self._chain.group])
 
     def make_room(self, need: int, counted: int | None = None) -> Segment:
-        """The segment that takes the next records of `need` bytes, preallocated. `counted`: of these, for the bound of
-        a segment. Raises DiskFull, DiskFailed."""
+        """Return the segment that takes the next records of `need` bytes, preallocated. `counted`: the part of `need`
+        that counts toward the bound of a segment (None: all). Raises DiskFull, DiskFailed."""
         need = padded(need)
         segment = self._chain.open
         if segment is None or self._is_full(segment, need if counted is None else counted):
@@ -232,7 +234,7 @@ class Appender:
                 segment = self.roll(need)
             except errors.DiskFull:
                 if segment is None or segment.used + need > segment.allocated:
-                    raise  # else the old one takes what it has room for
+                    raise  # otherwise the old segment takes as much as it has room for
         if segment.used - segment.idx.covered >= limits.INDEX_STRIDE_BYTES:
             self._commit.extend_index(segment)
         try:
@@ -254,12 +256,12 @@ class Appender:
         most = max(limits.SEGMENT_BYTES, 4 * segment.head)
         if segment.used + need > most:
             return True
-        # Small records behind a large state: the state is not repeated for less than its own bytes.
+        # Small records behind a large state: do not repeat the state for fewer bytes than its own.
         records = segment.counts()[0] + segment.count_others()
         return records >= limits.SEGMENT_RECORDS and segment.used - segment.head >= segment.head
 
     def reserve(self, need: int, least: int = 0) -> Segment:
-        """Have the next block of sequences on disk: while half a block is left, without waiting. Returns the segment
+        """Reserve the next block of sequences on disk, without waiting while half a block remains. Returns the segment
         that takes the next `need` bytes."""
         sequences = self._sequences
         least = max(least, self._end.next + 1)
@@ -283,7 +285,7 @@ class Appender:
         return bound
 
     def reserve_at_stop(self) -> None:
-        """Append a record that reserves nothing behind `next`: a clean stop uses up no number."""
+        """Append a record that reserves nothing behind `next`, so that a clean stop uses up no number."""
         segment = self._chain.open
         if segment is not None and self._sequences.reserved != self._end.next:
             segment.grow(64)  # without a roll, which might use up a number
@@ -294,14 +296,14 @@ class Appender:
         self.append(Kind.CHANGE, 0, self._end.last_ns, reserve_body(bound))
 
     def would_use_up_a_number(self, segment: Segment) -> bool:
-        """Whether a new segment would use up a sequence while a ring gives them: the ring would not know."""
+        """Whether a new segment would use up a sequence while a ring assigns them: the ring would not know."""
         return self._sequences.are_given_by_others and self._end.next <= segment.first
 
     def roll(self, need: int = 0) -> Segment:
-        """Begin a new segment, for records of `need` bytes. The old one is sealed when it is synced."""
+        """Begin a new segment, for records of `need` bytes. The old segment is sealed once it is synced."""
         chain, commit, end = self._chain, self._commit, self._end
         old = chain.segments[-1]
-        # Where only changes came since the old one began its name is taken, so that number is used up.
+        # If no message followed the head of the old segment, `next` is its name: that number is used up.
         first = max(end.next, old.first + 1)
         self._sequences.announced = max(self._sequences.announced, first)
         self._record_unused(old, first)
@@ -332,14 +334,14 @@ class Appender:
         commit.note_folder_change()
         commit.sync()
         if self._held:
-            with suppress(OSError):  # then the old one goes, and gives back its room
+            with suppress(OSError):  # on failure: the old segment gives back its own when it is sealed
                 segment.grow(self._held)
                 segment.room = segment.used + self._held
         return segment
 
     def _record_unused(self, old: Segment, first: int) -> None:
-        """Where no message has the number before `first`, append a record that has it: else a segment or a change would
-        seem to be missing between the two, if the new one's state is damaged."""
+        """Append a record with the number before `first`, if no message has it. Otherwise a segment or a change would
+        seem to be missing between the two segments if the state of the new one is damaged."""
         if old is not self._chain.open or last_sequence(old) >= first - 1:
             return
         self._end.next = first
@@ -349,7 +351,8 @@ class Appender:
             self._append_reserve(self._sequences.announced)
 
     def roll_for_removal(self) -> None:
-        """Begin a new segment, as the open one is to go. On a full disk with the room that was allocated behind it."""
+        """Begin a new segment because the open one is to be removed. On a full disk, use the room allocated behind its
+        records."""
         try:
             self.roll()
         except errors.DiskFull:
@@ -367,7 +370,7 @@ _END = int(Kind.END)
 
 
 def measure(drafts: Sequence[Draft]) -> tuple[int, int]:
-    """(bytes they take, how many take a sequence)."""
+    """Return (bytes of the records, number of sequences they use up)."""
     if isinstance(drafts, RecordBatch):
         return drafts.stored_bytes, drafts.sequence_count
     need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
@@ -382,8 +385,8 @@ class BatchEncoder:
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
         self.stamped: list[RecordColumns] = []
         self.messages: OpenIndex | None = None
-        self.others = bytearray()  # rows of those that are no messages
-        self.first = -1  # sequence in the first record
+        self.others = bytearray()  # packed rows of records that are no messages
+        self.first = -1  # sequence of the first record
         self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
         self._position, self._marks = position, marks | MORE
 
@@ -396,7 +399,7 @@ class BatchEncoder:
             yield from self._encoded(drafts)
 
     def _stamped(self, drafts: RecordBatch) -> Iterator[bytes]:
-        """The unsequenced records, finalized."""
+        """Yield the unsequenced records with their final numbers."""
         left = drafts.sequence_count if not drafts.tail else 0
         for blanks, numbers in drafts.pieces():
             try:
@@ -417,7 +420,7 @@ class BatchEncoder:
 
     def _begun(self, sequence: int) -> None:
         self.first = sequence if self.first < 0 else self.first
-        self._marks = MORE | INNER  # none of the others is marked SETTLED
+        self._marks = MORE | INNER  # only the first record is marked SETTLED
 
     def _encoded(self, drafts: Sequence[Draft]) -> Iterator[bytes]:
         index, others = self.messages, self.others = OpenIndex(), bytearray()
@@ -459,8 +462,8 @@ def write_head(
     context: DiskStore, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
 ) -> tuple[NonMessageRecords, int, int]:
     """Make the file of a new segment in `folder`, with its head: the state, then a reserve record. The name is not
-    synced. Returns the head's rows, its bytes, and a descriptor: a file that could not be opened, and has its name,
-    would hide the records behind it in the old segment. Raises OSError."""
+    synced. Returns the head's rows, its bytes, and an open descriptor: a file that has its name and cannot be opened
+    would hide the records appended to the old segment meanwhile. Raises OSError."""
     step = limits.STATE_RECORD_BYTES
     bodies = [state[at : at + step] for at in range(0, len(state), step)] or [b""]
     bodies.append(reserve_body(reserve))
@@ -486,7 +489,8 @@ def write_head(
 
 
 def read_heads(disk: Disk, folder: str) -> Iterator[bytes]:
-    """The first records of the states at the heads of its segments, the newest first, as far as they can be read."""
+    """Yield the first record of the state at the head of each segment, the newest first; unreadable ones are
+    skipped."""
     with suppress(OSError):
         for name in sorted((name for name in disk.listdir(folder) if name.endswith(".log")), reverse=True):
             with suppress(OSError):
@@ -562,7 +566,7 @@ class DiskRangeWriter:
         counts = (segment.counts() for segment in reversed(self._chain.segments))
         newest = next((last for messages, _, last in counts if messages), 0)
         if sequence > self._sequences.reserved:
-            sequence = 0  # no ring was allowed to give that one
+            sequence = 0  # no ring was granted that sequence
         self._end.next = max(sequence, newest + 1, self._chain.firsts[-1])
         self._sequences.continue_at(self._end.next)
 
@@ -574,7 +578,7 @@ class DiskRangeWriter:
         try:
             self._appender.make_room(64)
             bound = self._appender.announce(end.next)
-        except errors.MqfsError as error:  # the bound of before is granted; `reserve_space` tries again
+        except errors.MqfsError as error:  # the earlier bound stays granted; `reserve_space` tries again
             log.warning("group %d: %s", self._chain.group, error)
             return
         self._commit.sync(lambda error: None if error else sequences.confirm(bound))

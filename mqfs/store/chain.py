@@ -1,7 +1,7 @@
 """The segments of one log, in order.
 
-A segment answers for the sequences from the one in its name up to the name of the next. What it holds above that is in
-the next one too: a compaction was interrupted. It is not looked at.
+A segment is responsible for the sequences from its name up to the name of the next segment. Records that it holds above
+that are in the next one too, after an interrupted compaction, and are ignored.
 
     firsts      1            40           72             `end.next` 90
     segments    [1 to 39]    [40 to 75]   [72 to 89]     the last is `open`: it is appended to
@@ -25,7 +25,7 @@ log = logging.getLogger("mqfs.store")
 
 
 class Chain:
-    """Each segment is responsible for the sequences from its own first to that of the next."""
+    """The segments of one log; each is responsible for the sequences from its own first to that of the next."""
 
     __slots__ = (
         "context", "damaged", "disk", "end", "firsts", "folder", "group", "lowest", "open", "sealed_bytes", "segments"
@@ -34,12 +34,12 @@ class Chain:
     def __init__(self, context: DiskStore, group: int, folder: str) -> None:
         self.context, self.disk, self.group, self.folder = context, context.disk, group, folder
         self.end = StoredEnd()
-        self.damaged = 0  # records met that failed their check
+        self.damaged = 0  # records read that failed their check
         self.segments: list[Segment] = []
         self.firsts: list[int] = []  # of the segments
         self.open: Segment | None = None  # the newest, while it is appended to
         self.sealed_bytes = 0
-        self.lowest: int | None = None  # sequence, once it was looked for
+        self.lowest: int | None = None  # sequence of the first message; None: to be searched
 
     @property
     def size(self) -> int:
@@ -47,7 +47,7 @@ class Chain:
         return self.sealed_bytes + (self.open.used if self.open is not None else 0)
 
     def segment(self, first: int) -> Segment:
-        """The segment of that name, not in the chain yet."""
+        """Make the segment of that name; it is not in the chain yet."""
         context = self.context
         return Segment(
             self.disk, context.descriptors, self.folder, context.staging, self.group, first, self._quarantine
@@ -61,18 +61,18 @@ class Chain:
             return
         self.context.quarantine.copy(self.group, segment.first, position, data, why)
 
-    # ------------------------------------------------------------ which is where
+    # ------------------------------------------------------------ lookup
 
     def number_of(self, sequence: int) -> int:
-        """The number of the segment that is responsible for a sequence."""
+        """Return the number of the segment that is responsible for a sequence."""
         return max(0, bisect_right(self.firsts, sequence) - 1)
 
     def end_of(self, number: int) -> int:
-        """Where the responsibility of a segment ends."""
+        """Return the sequence at which the responsibility of a segment ends."""
         return self.firsts[number + 1] if number + 1 < len(self.firsts) else self.end.next
 
     def sealed(self) -> list[tuple[Segment, int]]:
-        """The sealed ones, each with the sequence where its responsibility ends."""
+        """Return the sealed segments, each with the sequence at which its responsibility ends."""
         ends = [*self.firsts[1:], self.end.next]
         return [(s, end) for s, end in zip(self.segments, ends, strict=True) if s.sealed and s is not self.open]
 
@@ -101,7 +101,7 @@ class Chain:
         self.lowest = None
 
     def close(self) -> None:
-        """Give up all descriptors and caches."""
+        """Close all descriptors and drop all caches."""
         for segment in self.segments:
             segment.index = None
             segment.close_idle()

@@ -1,6 +1,6 @@
-"""The calls that the store makes to the operating system: all of them, so that a test can give it a disk that lies.
+"""All calls of the store to the operating system, in one place: a test replaces the disk by one that fails.
 
-It never retries and never hides an error. And the one kind of file that is never synced: staged bytes.
+No call retries or hides an error. Staged bytes, the only files that are never synced, are here too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Buffer = bytes | mmap.mmap
 
 
 class Disk:
-    """The real one."""
+    """The calls of the real operating system."""
 
     pwrite = staticmethod(os.pwrite)
     pread = staticmethod(os.pread)
@@ -39,7 +39,7 @@ class Disk:
         os.mkdir(path, 0o700)
 
     def exists(self, path: str) -> bool:
-        """Whether it exists, a link too. Raises OSError where that is not known."""
+        """Whether the path exists, a symbolic link too. Raises OSError where that cannot be determined."""
         return self._mode(path) != 0
 
     def is_folder(self, path: str) -> bool:
@@ -75,8 +75,8 @@ class Disk:
             os.close(fd)
 
     def view(self, path: str) -> Buffer:
-        """The bytes of a file that is not written any more, mapped: a page of it that the disk cannot read, or that is
-        cut off meanwhile, ends the process with SIGBUS when it is looked at."""
+        """Map a file that is not written any more. If the disk cannot read a page of it later, or the file is cut off,
+        an access to that page ends the process with SIGBUS."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -85,12 +85,13 @@ class Disk:
             os.close(fd)
 
     def is_open_to_others(self, path: str) -> bool:
-        """Whether another user may put files there."""
+        """Whether another user may create files in the folder."""
         found = os.lstat(path)
         return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & stat.S_IWOTH)
 
     def lock(self, path: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-        """A descriptor that holds the lock; BlockingIOError if another process has it."""
+        """Open the file and lock it; return the descriptor. Raises BlockingIOError if another process holds the
+        lock."""
         fd = self.open(path, flags)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,14 +102,14 @@ class Disk:
 
 
 def write_all(disk: Disk, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """As pwrite, all of it or an error."""
+    """Write all of `data` at `position`, or raise OSError."""
     done = disk.pwrite(fd, data, position)
     while done < len(data):
         done += disk.pwrite(fd, data[done:], position + done)
 
 
 def read_all(disk: Disk, fd: int, count: int, position: int) -> bytes:
-    """As pread, short only at the end of the file."""
+    """Read `count` bytes at `position`; fewer only at the end of the file."""
     data = disk.pread(fd, count, position)
     while len(data) < count:
         more = disk.pread(fd, count - len(data), position + len(data))
@@ -120,7 +121,7 @@ def read_all(disk: Disk, fd: int, count: int, position: int) -> bytes:
 
 @contextlib.contextmanager
 def opened(disk: Disk, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """The descriptor of a file, closed at the end of the block."""
+    """Open a file for the block, and close its descriptor at the end."""
     fd = disk.open(path, flags)
     try:
         yield fd
@@ -134,7 +135,7 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def write_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None:
-    """Make a new file; an error leaves at most a part of it."""
+    """Write a new file; an error may leave a part of it."""
     with opened(disk, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(disk, fd, data, 0)
         if sync:
@@ -142,7 +143,7 @@ def write_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None
 
 
 def replace_file(disk: Disk, path: str, staged: str, data: bytes, *, sync: bool = True) -> None:
-    """Write a file and put it in place of another; its name is not synced."""
+    """Write `staged`, and rename it to `path`; the rename is not synced."""
     with removed_on_error(disk, staged):
         write_file(disk, staged, data, sync=sync)
         disk.rename(staged, path)
@@ -150,7 +151,7 @@ def replace_file(disk: Disk, path: str, staged: str, data: bytes, *, sync: bool 
 
 @contextlib.contextmanager
 def removed_on_error(disk: Disk, *paths: str) -> Iterator[None]:
-    """Remove what was not put in place, if the disk allows that: a full one needs the room."""
+    """Remove the paths if the block fails, as far as the disk allows that: a full disk needs the room."""
     try:
         yield
     except Exception:  # not GeneratorExit: when garbage is collected, another store may have these names
@@ -170,13 +171,13 @@ def remove_tree(disk: Disk, path: str) -> None:
 
 
 class DiskStaged:
-    """See `SpoolFile` in mqfs/store/api.py. Opened for each use, as there may be many; what is small stays in memory.
-    A start of the server removes them all."""
+    """See `SpoolFile` in mqfs/store/api.py. The file is opened for each use, as there may be many; small contents stay
+    in memory. A start of the server removes all files."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path
         self._written = 0  # bytes in the file
-        self._buffer = bytearray()  # behind them
+        self._buffer = bytearray()  # bytes after those in the file
         self._made = False
 
     @property

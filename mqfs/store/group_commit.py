@@ -5,11 +5,11 @@
     the next   one for 120, requested at once; all who ask meanwhile share it
 
 The mark is read before the sync, as writers append while it runs. Segments are synced in their order, then the folder;
-a segment whose last byte is on disk is sealed. A failed sync makes the log read-only: none after it passes for success.
+a segment whose last byte is on disk is sealed. A failed sync makes the log read-only: no later one counts as success.
 
-The one thread of the core syncs, and makes the few other calls that may take long. A key has one job waiting at most;
-asking again only makes it earlier, so one sync serves all its callers. Results are posted to the engine's thread, where
-`run_posted` runs them.
+The committer, the core's only other thread, syncs and makes the few other calls that may take long. Each key has at
+most one pending job; another request only makes it earlier, so one sync serves all callers of a log. Results are
+posted to the engine's thread, where `run_posted` runs them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Waiting(NamedTuple):
 
 
 class GroupCommit:
-    """When the segments of a chain reach the disk."""
+    """Syncs the segments of a chain, and answers the callers that wait for it."""
 
     __slots__ = (
         "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_lacking_since", "_one_sync",
@@ -52,20 +52,20 @@ class GroupCommit:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self.written = self.synced = 0  # bytes and changes of the folder so far, and how far they are on disk
-        self._unsynced: dict[Segment, float] = {}  # in order; `written` when its last byte was appended
-        self._folder_changed = 0  # `written` behind the last change of the folder
+        self.written = self.synced = 0  # bytes appended plus changes of the folder: so far, and on disk
+        self._unsynced: dict[Segment, float] = {}  # segment -> `written` when its last byte was appended; in order
+        self._folder_changed = 0  # `written` after the last change of the folder
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the requested sync is due
-        self._begun = self._covered = 0  # the `written` that the last sync began with, and covered
-        self._lacking_since: float | None = None  # no sync had a descriptor
+        self._begun = self._covered = 0  # marks of the last sync that began, and of the last that ended
+        self._lacking_since: float | None = None  # since when syncs have had no descriptor
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
         self._closed = self._paused = False
-        self.copy: LogCopy | None = None  # of the log, elsewhere
+        self.copy: LogCopy | None = None  # the log's copy in the replica
 
     def start_synced(self) -> None:
-        """The log was just made, and is on disk."""
+        """Mark a log that was just made as being on disk."""
         self.written = self.synced = self._folder_changed = 0
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
@@ -80,25 +80,25 @@ class GroupCommit:
         due = time.monotonic() + within_s
         last = self._waiting[-1] if self._waiting else None
         if then is None and last is not None and last.then is None and last.due <= due and last.mark > self._begun:
-            self._waiting[-1] = _Waiting(self.written, last.due, None)  # the sync that is to come covers this too
+            self._waiting[-1] = _Waiting(self.written, last.due, None)  # the pending sync covers this too
             return
         self._waiting.append(_Waiting(self.written, due, then))
         self._ask(due)
 
     def replicate(self, then: Committed) -> None:
-        """As `sync`, in the copy too; without a copy the same."""
+        """Sync as `sync` does, and wait for the copy too, if there is one."""
         copy, mark = self.copy, self.written
         if copy is None:
             self.sync(then)
         else:
-            copy.expect(mark)  # now: it goes there while this disk syncs
+            copy.expect(mark)  # before the sync: both run at the same time
             self.sync(lambda error: then(error) if error is not None else copy.after(mark, then))
 
     def _ask(self, due: float) -> None:
         if not self._paused and (self._asked is None or due < self._asked):
             try:
                 for segment in self._to_sync():
-                    segment.open()  # and it stays open until the answer: see `may_close`
+                    segment.open()  # it stays open until the answer: see `may_close`
             except errors.DiskFailed as error:
                 if isinstance(error.__cause__, OSError) and _lacks_descriptor(error.__cause__):
                     self._put_off(error.__cause__)
@@ -115,8 +115,8 @@ class GroupCommit:
             self._sync_job()
 
     def _sync_job(self) -> None:
-        """On the committer's thread, or on the engine's where it cannot wait for that. The system reports a failure to
-        one sync only, so it is kept: no later sync passes for success."""
+        """Sync, on the committer's thread, or on the engine's if it cannot wait. A failure is remembered, since the
+        system reports it to one sync only: no later sync counts as success."""
         with self._one_sync:
             if self._sync_error is not None:
                 raise self._sync_error
@@ -124,7 +124,7 @@ class GroupCommit:
                 began = time.monotonic()
                 self._sync_all()
                 if self._sync_error is not None:
-                    raise self._sync_error  # of a sync within this one, on the same thread
+                    raise self._sync_error  # set by a nested sync on the same thread
                 self._chain.context.sync_times.add(time.monotonic() - began)
             except OSError as error:
                 if not _lacks_descriptor(error):
@@ -132,13 +132,13 @@ class GroupCommit:
                 raise
 
     def _to_sync(self) -> list[Segment]:
-        """Segments with bytes that are not known to be on disk. Others are not opened for it: that may close one of
-        these, or ask it to be synced first."""
+        """Return the segments with bytes that may not be on disk. Others are not opened for a sync: opening them may
+        close one of these, or request its sync first."""
         return [segment for segment, last in list(self._unsynced.items()) if last > self.synced]
 
     def _sync_all(self) -> None:
-        """The mark is read first: what was written before it is in a segment of the list. The engine appends and rolls
-        meanwhile: of that nothing is known to be on disk."""
+        """Sync segments and folder. The mark is read first: everything written before it is in a listed segment. The
+        engine appends and rolls meanwhile; none of that counts as synced."""
         mark = self._begun = self.written
         for segment in self._to_sync():
             self._chain.disk.fdatasync(segment.fd)
@@ -147,7 +147,7 @@ class GroupCommit:
         self._covered = max(self._covered, mark)
 
     def _end_sync(self, error: OSError | None) -> None:
-        """Called by the committer. Whatever fails here, callers are answered and other logs are not affected."""
+        """Handle the committer's result. Whatever fails here, callers are answered and other logs are not affected."""
         try:
             self._committed(error)
         except Exception as bug:
@@ -172,8 +172,8 @@ class GroupCommit:
         self.ask_again()
 
     def _put_off(self, error: OSError) -> None:
-        """No descriptor was left to sync with: the next tick tries again. Callers wait for a while only: what they
-        wrote stays, and may reach the disk yet."""
+        """Retry at the next tick: no descriptor was available for the sync. Callers wait for a while only, then get the
+        error; their records stay, and may still reach the disk."""
         now = time.monotonic()
         if self._lacking_since is None:
             self._lacking_since = now
@@ -183,12 +183,12 @@ class GroupCommit:
             self._waiting.append(_Waiting(self.written, now, None))
 
     def ask_again(self) -> None:
-        """Request the sync of waiting callers that could not begin."""
+        """Request the sync of waiting callers that could not be requested before."""
         if self._waiting and self._asked is None and self._chain.end.failed is None:
             self._ask(min(waiting.due for waiting in self._waiting))
 
     def _settle(self, mark: int) -> None:
-        """The log is on disk up to that mark: seal the segments whose last byte is below it."""
+        """Record that the log is on disk up to `mark`, and seal the segments that end there or before."""
         self.synced = mark
         for segment in [segment for segment, last in self._unsynced.items() if last <= mark]:
             del self._unsynced[segment]
@@ -224,7 +224,7 @@ class GroupCommit:
             raise errors.DiskFailed(str(error)) from error
 
     def fail(self, error: OSError) -> None:
-        """The log failed to reach the disk: it is read-only from now on, and all waiting callers get the error."""
+        """Make the log read-only after a failure to reach the disk; all waiting callers get the error."""
         end = self._chain.end
         if end.failed is None:
             end.failed = error
@@ -232,7 +232,7 @@ class GroupCommit:
         self.answer_all(end.failed)
 
     def answer(self, then: Committed | None, error: OSError | None) -> None:
-        """Answer a caller; what it raises ends nothing but the log: those after it are answered all the same."""
+        """Answer a caller. If it raises, the log becomes read-only, and the remaining callers are still answered."""
         try:
             if then is not None:
                 then(error)
@@ -240,8 +240,8 @@ class GroupCommit:
             self.note_bug(bug)
 
     def note_bug(self, bug: Exception) -> None:
-        """Handle what a caller raised when it was answered: the log is read-only until the next start, as its
-        state in memory may be half changed. Its messages on disk stay."""
+        """Make the log read-only until the next start: a caller raised when it was answered, and the state in memory
+        may be half changed. Messages on disk stay."""
         end = self._chain.end
         if end.failed is None:
             end.failed = OSError(errno.EIO, f"internal error: {bug!r}")
@@ -255,8 +255,8 @@ class GroupCommit:
             self.copy.answer_all(error)
 
     def may_close(self, segment: Segment, at_once: bool) -> bool:
-        """Whether the descriptor may be closed: no sync uses it or waits to. A log is synced first: on this thread
-        with `at_once`, else on the committer's, and the descriptor may be closed at a later look."""
+        """Whether the descriptor may be closed: no sync uses it or waits to. An unsynced log is synced first: on this
+        thread with `at_once`, else on the committer's, and a later call may succeed."""
         if segment not in self._unsynced:
             return True
         if self._asked is not None or self._paused or self._chain.end.failed is not None:
@@ -279,12 +279,12 @@ class GroupCommit:
     # ------------------------------------------------------------ which segments
 
     def watch(self, segment: Segment, mark: float) -> None:
-        """Sync a segment until `mark` of `written` is on disk; inf: it is appended to. One step: the committer's thread
-        may read the list at any moment, and a segment missing from it is not synced."""
+        """Sync `segment` until `written` is on disk up to `mark`; inf: it is appended to. The list changes in one step:
+        the committer's thread may read it at any moment, and a segment missing from it is not synced."""
         self._unsynced[segment] = mark
 
     def watch_only(self, marks: dict[Segment, float]) -> None:
-        """As `watch`, of these and no others, in their order."""
+        """Replace the list of segments to sync by `marks`, in that order."""
         self._unsynced = marks
 
     def has_unsynced(self, segment: Segment) -> bool:
@@ -293,7 +293,7 @@ class GroupCommit:
     # ------------------------------------------------------------ the end
 
     def pause(self) -> None:
-        """Begin no sync until `resume`, but by `sync_now`: the folder is being moved, or the server stops."""
+        """Start no sync until `resume`, except by `sync_now`: the folder is being moved, or the server stops."""
         self._paused = True
 
     def resume(self) -> None:
@@ -301,11 +301,11 @@ class GroupCommit:
         self.ask_again()
 
     def settle_all(self) -> None:
-        """After `sync_now`, where nothing is appended any more."""
+        """Answer all callers after `sync_now`, when nothing more is appended."""
         self._committed(None)
 
     def close(self) -> None:
-        """Sync nothing any more."""
+        """Stop syncing, and ignore later results."""
         self._closed = True
 
 
@@ -333,8 +333,8 @@ def run(job: Job) -> OSError | None:
 
 
 def run_posted(call: Callable[[], None]) -> None:
-    """Run a call that was posted to the engine's thread. What it raises is logged and ends nothing else: the loop that
-    runs it is everybody's. A caller that knows what a failure means contains it before."""
+    """Run a call that was posted to the engine's thread. An exception is logged and does not end the loop, which all
+    share. A caller that can handle a failure catches it itself."""
     try:
         call()
     except Exception:
@@ -342,7 +342,7 @@ def run_posted(call: Callable[[], None]) -> None:
 
 
 class Inline:
-    """Does each job at once, on the caller's thread: for tools and tests. See CommitThread."""
+    """A committer that runs each job at once on the caller's thread: for tools and tests. See CommitThread."""
 
     def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
         done(run(job))
@@ -373,7 +373,7 @@ class CommitThread:
         self._begun = 0  # jobs
         self._stopped = False
         self._condition = threading.Condition()
-        self._wakes = float("inf")  # until when the thread sleeps
+        self._wakes = float("inf")  # the monotonic time at which the thread wakes
         self._thread = threading.Thread(target=self._serve, name="committer", daemon=True)
         self._thread.start()
 
@@ -388,14 +388,14 @@ class CommitThread:
                     self._condition.notify_all()
 
     def cancel(self, key: object) -> None:
-        """Forget the job of `key`; if it runs now, wait until it ended (its `done` still comes)."""
+        """Drop the job of `key`; if it is running, wait until it has ended (its `done` is still called)."""
         with self._condition:
             self._tasks.pop(key, None)
             while self._running is key:
                 self._condition.wait()
 
     def progress(self) -> int | None:
-        """The number of jobs that were begun; None while nothing is to be done."""
+        """Return the number of jobs that were started; None while no job is running or due."""
         with self._condition:
             now = time.monotonic()
             is_idle = self._running is None and all(task.due > now for task in self._tasks.values())
@@ -413,7 +413,7 @@ class CommitThread:
                 self._run(key)
 
     def _take(self) -> list[object] | None:
-        """Sleep until something is due; None when stopped."""
+        """Sleep until jobs are due, and return their keys; None when stopped."""
         with self._condition:
             while not self._stopped:
                 now = time.monotonic()
@@ -427,7 +427,7 @@ class CommitThread:
 
     def _run(self, key: object) -> None:
         with self._condition:
-            # Taken only now: requests made meanwhile are served by this run, cancelled ones are not run.
+            # Take the task only now: this run serves later requests too, and cancelled jobs do not run.
             task = self._tasks.pop(key, None)
             if self._stopped or task is None:
                 return

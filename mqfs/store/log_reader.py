@@ -6,8 +6,8 @@ A search bisects the names of the segments, then the columns of one index. From 
     its index      sequences 40 41 42 43, postings 17: [0, 3]      the first ordinal from 41 on is 3
     the record     position of ordinal 3: pread, CRC, and it must be message 43 of stream 17
 
-A message at or above the name of the next segment is that one's to give. A record that fails is reported and raises
-Damaged each time; readers continue behind it. Many messages are read with one call and checked in one pass.
+A message at or above the name of the next segment is read from that segment. A record that fails its check is reported
+and raises Damaged each time; readers continue behind it. Long runs are read with one call and checked in one pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, first_headed, seek, seek_before
 
 _END = bytes([Kind.END])
-_NEAR_BYTES = 2_048  # of a record: copying it takes as long as a call
+_NEAR_BYTES = 2_048  # bytes for each record: copying them takes as long as a call
 _LEAST = 4  # messages that are read as a run; fewer are read one by one
 
 
@@ -41,7 +41,8 @@ class DiskLogReader:
         self._pread = chain.disk.pread
 
     def _where(self, stream: int | None, sequence: int) -> tuple[Segment, Index, int] | None:
-        """The first message (of that stream) at or after `sequence`."""
+        """Return segment, index and ordinal of the first message (of `stream`) at or after `sequence`; None: there is
+        none."""
         segments, firsts = self._chain.segments, self._chain.firsts
         last = len(segments) - 1
         at = last if sequence >= firsts[-1] else max(0, bisect_right(firsts, sequence) - 1)
@@ -63,7 +64,7 @@ class DiskLogReader:
         segment.recent = True
         try:
             data = self._pread(segment.fd if segment.fd >= 0 else segment.open(), size, position)
-        except OSError as error:  # the disk may recover: no reader may continue behind it
+        except OSError as error:  # not Damaged: the disk may recover, and no reader may skip it
             raise errors.DiskFailed(f"record {sequence} cannot be read: {error.strerror}") from error
         record = decode(data)
         if record is None or record.sequence != sequence or record.stream != index.streams[ordinal]:
@@ -138,7 +139,7 @@ class DiskLogReader:
         return self._chain.end.next
 
     def _last_time(self, number: int) -> int:
-        """The time of the last message up to that segment."""
+        """Return the time of the last message in that segment or before it."""
         while number >= 0:
             times = self._chain.segments[number].load().times
             if len(times):
@@ -159,11 +160,11 @@ class DiskLogReader:
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
-            marks += batch.total(index.kinds, ordinals) - Kind.MESSAGE * len(ordinals)  # END is one more
+            marks += batch.total(index.kinds, ordinals) - Kind.MESSAGE * len(ordinals)  # END is MESSAGE + 1
         return marks
 
     def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:
-        """Where the messages of the stream in [sequence, end) are: of each segment, their ordinals."""
+        """Yield, for each segment, its index and the ordinals of the stream's messages in [sequence, end)."""
         end = self._chain.end.next if end is None else end
         at = self._chain.number_of(sequence)
         for number in range(at, len(self._chain.segments)):
@@ -233,7 +234,7 @@ class DiskLogReader:
         return [index.sequences[first + row] for row in rows], index.sequences[found.stop - 1] + 1
 
     def _stop(self, index: Index, ordinal: int) -> int:
-        """One above the last message of the index that is its segment's to give."""
+        """Return one above the ordinal of the last message for which the segment of the index is responsible."""
         return bisect_left(index.sequences, self._chain.end_of(self._chain.number_of(index.sequences[ordinal])))
 
     @property
@@ -253,13 +254,13 @@ class DiskLogReader:
 
 
 def _span(positions: Sequence[int], sizes: Sequence[int]) -> int:
-    """The bytes that have the headers of all those messages; 0: one read of them costs more than one for each."""
+    """Return the size of one read that covers the headers of all these messages; 0: one read for each is cheaper."""
     span = positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
     return span if span <= _NEAR_BYTES * len(positions) else 0
 
 
 def _header_texts(segment: Segment, index: Index, found: range) -> list[bytes]:
-    """The header bytes of those messages."""
+    """Return the header bytes of those messages."""
     sizes, positions = index.headers[found.start : found.stop], index.positions[found.start : found.stop]
     if not any(sizes):
         return [b""] * len(found)
@@ -277,11 +278,12 @@ def _end(index: Index, ordinal: int) -> int:
 
 # ------------------------------------------------------------ listing
 
-# Which messages of some streams a log has, from its index: nothing is read, and nothing is looked at one by one.
+# The messages of some streams, from the index alone: the log is not read, and no message is visited by itself.
 
 
 def listed(index: Index, floors: Mapping[int, int], begin: int, stop: int) -> Listed:
-    """The messages of a segment in [begin, stop), of those streams, each from its floor on; without end marks."""
+    """Return the messages of a segment in [begin, stop) of the streams in `floors`, each from its floor on; without EOF
+    markers."""
     low, high = bisect_left(index.sequences, begin), bisect_left(index.sequences, stop)
     runs = [run for number, floor in _present(index, floors) if (run := _run(index, number, floor, low, high))]
     if _END in bytes(index.kinds[low:high]):
@@ -312,7 +314,7 @@ def _columns(index: Index, runs: Sequence[Sequence[int]], newest: int) -> tuple[
 
 
 def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
-    """What those messages have in a column."""
+    """Return the values of a column for those messages."""
     if len(ordinals) < 2:
         return [column[ordinal] for ordinal in ordinals]
     first, last = ordinals[0], ordinals[-1]
@@ -325,11 +327,11 @@ def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
 
 # Splits: where a long run of messages may be divided among bulk readers.
 
-PORTIONS = 16  # into which a log without sealed segments is split
+PORTIONS = 16  # a stretch of the open segment is this part of the rest of the log
 
 
 def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequence[int]:
-    """The ordinals of those messages in [begin, end) of a segment that are of the streams (None: of any)."""
+    """Return the ordinals in [begin, end) of the segment's messages that belong to `streams` (None: to any)."""
     present = [stream for stream in index.present() if streams is None or stream in streams]
     if len(present) == len(index.present()):
         return range(begin, end)
@@ -343,7 +345,7 @@ def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequ
 
 
 class SplitPlanner:
-    """Takes runs of messages, segment by segment, and splits them."""
+    """Splits runs of messages, segment by segment."""
 
     def __init__(self, messages: int, size: int, most: int) -> None:
         self.messages, self.size, self.most = messages, size, most
@@ -355,8 +357,8 @@ class SplitPlanner:
         return len(self.found) >= self.most
 
     def take(self, index: Index, those: Sequence[int], begin: int, end: int) -> None:
-        """`those` of the messages [begin, end): each is taken to be as large as they are on average where some were
-        left out, since only positions are at hand."""
+        """Add `those` of the messages [begin, end). If others lie between them, their bytes are estimated by their
+        share in the run, since only positions are known."""
         share = len(those) / (end - begin) if end > begin else 1.0
         at = 0
         while at < len(those) and not self.full:
@@ -374,14 +376,14 @@ class SplitPlanner:
                 self.close()
 
     def close(self) -> None:
-        """End the split that was begun."""
+        """End the current split, if it has any messages."""
         if self._count:
             self.found.append(Split(self._last + 1, self._count, self._bytes))
         self._count = self._bytes = 0
 
 
 def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: int) -> list[Split]:
-    """The same of (sequence, bytes) one by one."""
+    """Split (sequence, bytes) rows in the same way; return at most `most` splits."""
     found: list[Split] = []
     count = weight = last = 0
     for sequence, taken in rows:

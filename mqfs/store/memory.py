@@ -1,4 +1,4 @@
-"""Logs in memory: those of a store that is gone with its process, and the messages of a group with `keep ring`.
+"""Logs in memory: those of a store that ends with its process, and the messages of a group with `keep ring`.
 
 A MemoryLog has the semantics of a log on disk and is bounded by limits.MEMORY_BYTES. With `keep ring` it is one half:
 
@@ -23,12 +23,12 @@ from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep, Want
 from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
 
-_CHANGED_BYTES = 64 << 10  # of changes behind a state; of more the group's own state is what the log has
-_LEAST = 4  # messages; fewer are read one by one
+_CHANGED_BYTES = 64 << 10  # changes kept behind a state; with more the log refers to the group's current state
+_LEAST = 4  # messages in a run; fewer are read one by one
 
 
 class MemoryLog:
-    """The records. See `LogUpkeep` in mqfs/store/api.py."""
+    """The records of one log. See `LogUpkeep` in mqfs/store/api.py."""
 
     __slots__ = (
         "_changed", "_changes", "_group", "_state", "damaged", "end", "lost", "records", "sequences", "size", "streams",
@@ -37,15 +37,15 @@ class MemoryLog:
     def __init__(self, group: int, state: bytes) -> None:
         self._group = group
         self._state: Callable[[], bytes] = lambda: state
-        self._changes: list[Record] = []  # behind the state
-        self._changed = 0  # bytes of them
+        self._changes: list[Record] = []  # records after the state
+        self._changed = 0  # their bytes
         self.end = StoredEnd()
         self.size = 0
         self.damaged = 0
         self.lost: list[str] = []
         self.records: dict[int, Record] = {}
         self.sequences: list[int] = []  # of all messages, in order
-        self.streams: dict[int, array[int]] = {}  # of each stream's
+        self.streams: dict[int, array[int]] = {}  # by stream, in order
 
     @property
     def lag(self) -> None:
@@ -62,14 +62,14 @@ class MemoryLog:
         return self._state(), list(self._changes)
 
     def check_room(self, need: int) -> None:
-        """Raises DiskFull."""
+        """Raise DiskFull if `need` more bytes would exceed the bound."""
         if self.size + need > limits.MEMORY_BYTES:
             raise errors.DiskFull(
                 f"no room for group {self._group} (expected at most {limits.MEMORY_BYTES} bytes in memory)"
             )
 
     def add_change(self, record: Record, size: int, state: Callable[[], bytes]) -> None:
-        """Add a record that is no message. `state` tells the state of the group as it is."""
+        """Add a record that is no message. `state` returns the group's current state."""
         if record.kind == Kind.STATE:
             self._state, self._changes, self._changed = lambda: record.body, [], 0
         elif self._changed + size > _CHANGED_BYTES:
@@ -101,7 +101,7 @@ class MemoryLog:
                 self.sequences = [s for s in self.sequences if s in self.records]
 
     def _drop(self, dropped: Set[int]) -> int:
-        """Messages dropped one by one."""
+        """Remove messages that were dropped one by one; return their number."""
         gone = [s for s in dropped if s in self.records]
         for stream in {self.records[s].stream for s in gone}:
             self.streams[stream] = array("Q", [s for s in self.streams[stream] if s not in dropped])
@@ -120,7 +120,7 @@ class MemoryLog:
     replicate = sync
 
     def on_rolled(self, then: Callable[[], None]) -> None:
-        """It has no segments."""
+        """Do nothing: the log has no segments."""
 
     def close(self) -> None:
         pass
@@ -257,7 +257,7 @@ class MemoryAppender:
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"", flags: int = 0) -> int:
         size = padded(HEAD_BYTES + len(headers) + len(body))
-        if kind <= Kind.END:  # of the others none is refused: what gives room is among them, and they are few
+        if kind <= Kind.END:  # other kinds are never refused: they are few, and some give back room
             self._log.check_room(size)
         self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
         if kind > Kind.END:
@@ -361,7 +361,7 @@ class _Writer:
         self._bound = bound
 
     def _require_sequences(self, count: int) -> None:
-        """Have as many reserved, before the first is given: what the disk refuses is not in memory."""
+        """Reserve `count` sequences on disk before the first is assigned: if the disk refuses, memory has nothing."""
         if self._memory.end.next + count > self._bound:
             self._reserve()
 
@@ -379,7 +379,7 @@ class _Writer:
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         if kind == Kind.ACK:
-            return self._memory.end.next - 1  # the consumer has it
+            return self._memory.end.next - 1  # the consumer keeps it
         if kind > Kind.END:
             return self._disk.writer.append(kind, stream, time_ns, body, headers)
         self._require_sequences(1)
@@ -392,7 +392,7 @@ class _Writer:
         durable = [draft for draft in drafts if draft.kind > Kind.END and draft.kind != Kind.ACK]
         self._require_sequences(len(messages))
         if durable:
-            # First what the disk may refuse, once memory cannot: nothing of a refused batch is readable.
+            # Check memory first, then append to the disk, which may refuse: nothing of a refused batch is readable.
             need = sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages)
             self._memory.ranges.reserve_space(need, 0)
             self._disk.writer.append_batch(durable, time_ns)
@@ -415,7 +415,7 @@ class _Writer:
         return self._memory.ranges.reserve_space(size, messages)
 
     def hold_room(self, size: int) -> None:
-        pass  # of the disk none is used
+        pass  # the messages use no disk
 
     def append_range(self, data: Buffer, rows: RecordColumns) -> None:
         self._memory.ranges.append_range(data, rows)
@@ -426,7 +426,7 @@ class _Writer:
         self._in_step()
 
     def continue_at(self, sequence: int) -> None:
-        if sequence <= self._bound:  # no ring was allowed to give a later one
+        if sequence <= self._bound:  # no ring was granted a later one
             self.skip_to(sequence)
 
     def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
@@ -468,7 +468,7 @@ class _Upkeep:
 
 
 class MemoryOnlyLog:
-    """See `Bucket` in mqfs/store/api.py. Hands on the memory's reader."""
+    """See `Bucket` in mqfs/store/api.py. Messages are read from memory alone."""
 
     __slots__ = ("end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
 

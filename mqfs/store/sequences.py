@@ -1,7 +1,7 @@
-"""Sequences reserved in blocks: a bound is on disk before the first number below it is given.
+"""Sequences reserved in blocks: a bound is on disk before the first number below it is assigned.
 
-This is the arithmetic and the bodies of the records that are the store's own: a reserve record, which appender.py
-writes, and the last one of a group that was removed.
+The module has the arithmetic and the bodies of the store's own records: the reserve record, which appender.py writes,
+and the record that ends the log of a removed group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from mqfs import limits
 
-RESERVE = b'{"reserve":'  # how the body of such a CHANGE record begins
+RESERVE = b'{"reserve":'  # how the body of a reserve record, a CHANGE, begins
 REMOVED = b'{"removed":'
 
 
@@ -20,46 +20,47 @@ def reserve_body(bound: int) -> bytes:
 
 
 def reserved_by(body: bytes) -> int:
-    """The bound that a CHANGE record's body reserves; 0 if it is another change."""
+    """Return the bound that a CHANGE record's body reserves; 0 for any other change."""
     return int(json.loads(body)["reserve"]) if body.startswith(RESERVE) else 0
 
 
 def removal_body(time_ns: int) -> bytes:
-    """The body of the record that ends the log of a removed group."""
+    """Return the body of the record that ends the log of a removed group."""
     return b'{"removed":%d}' % time_ns
 
 
 class SequenceBlocks:
-    """The newest block."""
+    """The sequences reserved for one log, block by block."""
 
     __slots__ = ("_granted", "announced", "refill", "reserved", "size")
 
     def __init__(self, bound: int) -> None:
-        self.reserved = bound  # below it sequences may be given
+        self.reserved = bound  # sequences below it may be assigned
         self.refill = bound  # from it on a new block is due
-        self.announced = bound  # by the newest reserve record, on disk or not
+        self.announced = bound  # bound of the newest reserve record, on disk or not
         self.size = limits.SEQUENCE_BLOCK
         self._granted: Callable[[int], None] | None = None
 
     @property
     def are_given_by_others(self) -> bool:
-        """Whether a ring gives the sequences."""
+        """Whether a ring assigns the sequences."""
         return self._granted is not None
 
     def announce(self, least: int) -> int:
-        """The bound to reserve next, a block behind `least`. Never lower than the one before: the newest counts."""
+        """Return the bound to reserve next, a block behind `least`. It is never lower than the one before: the newest
+        counts."""
         self.announced = max(self.announced, max(self.reserved, least) + self.size)
         return self.announced
 
     def confirm(self, bound: int) -> None:
-        """The record that reserves it is on disk."""
+        """Record that the reserve record with that bound is on disk."""
         self.reserved = max(self.reserved, bound)
         self.refill = self.reserved - self.size // 2
         if self._granted is not None:
             self._granted(self.reserved)
 
     def jump(self, first: int) -> None:
-        """A new segment begins there, and reserves at least that."""
+        """Record that a new segment begins at `first`; its head reserves at least that."""
         if first > self.reserved:
             self.reserved = self.refill = first
 
@@ -67,11 +68,11 @@ class SequenceBlocks:
         self.refill = max(self.reserved - self.size // 2, sequence)
 
     def is_low(self, sequence: int) -> bool:
-        """Whether less than half a block is left at that sequence."""
+        """Whether less than half a block remains at that sequence."""
         return self.reserved - sequence < self.size // 2
 
     def give_to(self, granted: Callable[[int], None] | None) -> None:
-        """Pass each bound to `granted`, and the present one now; None: the sequences are given by the log again."""
+        """Pass each bound to `granted`, and the current one now; None: the log assigns the sequences again."""
         self._granted = granted
         self.size = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
         if granted is not None:

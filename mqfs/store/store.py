@@ -1,8 +1,8 @@
 """A store on disk: its buckets, each made, opened and removed whole.
 
-It gives group numbers. The files in a bucket are that bucket's alone.
+The store assigns group numbers. Only a bucket itself writes its files.
 
-The folders of new groups are made on the committer's thread, and those that are asked for meanwhile together.
+The folders of new groups are made on the committer's thread; requests that come meanwhile are served together.
 
     staging/7/00000000000000000001.log    the log with its first state, synced; then its folder
     buckets/07/7                          that folder, renamed; then the sync of the folder above
@@ -41,16 +41,16 @@ from mqfs.store.upkeep import DiskUpkeep
 
 log = logging.getLogger("mqfs.store")
 
-_AT_ONCE = 64  # groups: the descriptors that they need
+_AT_ONCE = 64  # groups made together: each needs a descriptor
 
 
 def folder_of(path: str, number: int) -> str:
-    """The folder of a bucket."""
+    """Return the folder of a bucket."""
     return f"{path}/buckets/{number & 255:02x}/{number}"
 
 
 class NewGroups:
-    """Groups that are asked for while the committer makes some are made next, together."""
+    """Requests for new groups: those that come while the committer makes some are served next, together."""
 
     def __init__(self, store: DiskStore) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class NewGroups:
         self._tried: deque[tuple[int, OSError | None, Wait[Bucket]]] = deque()
 
     def make(self, number: int, state: bytes) -> Step[Bucket]:
-        """A new bucket whose first record is that state, once it is on disk."""
+        """Make a bucket whose first record is that state; the step is done once it is on disk."""
         wait: Wait[Bucket] = Wait()
         self._asked.append((number, state, wait))
         self._request()
@@ -68,7 +68,7 @@ class NewGroups:
         self._store.committer.request(self, self._make_some, self._answer, 0.0)
 
     def _make_some(self) -> None:
-        """On the committer's thread."""
+        """Make the folders of requested groups, on the committer's thread."""
         some = [self._asked.popleft() for _ in range(min(len(self._asked), _AT_ONCE))]
         failed: Mapping[int, OSError] = {number: OSError(errno.EIO, "not made") for number, _, _ in some}
         try:
@@ -77,29 +77,29 @@ class NewGroups:
             self._tried.extend((number, failed.get(number), wait) for number, _, wait in some)
 
     def _answer(self, _: OSError | None) -> None:
-        """On the engine's thread."""
+        """Answer the requests, on the engine's thread."""
         while self._tried:
             number, failed, wait = self._tried.popleft()
             try:
                 wait.follow_call(partial(self._store.open_new, number, failed))
-            except Exception:  # its maker's; the others are answered
+            except Exception:  # of the requester: the remaining ones are answered
                 log.exception("group %d: its maker was not answered", number)
         if self._asked:
             self._request()
 
 
 class FolderMaker:
-    """Makes the folders of new groups, durably. All have taken one step before one takes the next: the first sync of a
-    step does most of the work of the others."""
+    """Makes the folders of new groups, durably. All groups take one step before any takes the next: the first sync of a
+    step does most of the work for the others."""
 
     def __init__(self, store: DiskStore, states: Mapping[int, bytes]) -> None:
         self._store, self._disk, self._states = store, store.disk, states
         self._left, self._failed = list(states), dict[int, OSError]()
         self._logs: dict[int, int] = {}  # descriptors
-        self._has_new_name = False  # in the folder of all
+        self._has_new_name = False  # in buckets/, which needs a sync
 
     def run(self) -> dict[int, OSError]:
-        """Returns why numbers failed."""
+        """Make the folders; return the error of each group that failed."""
         self._each(self._write)
         self._each(self._sync_log)
         self._sync(self._made)
@@ -111,7 +111,7 @@ class FolderMaker:
         self._sync(self._above)
         for number in renamed:
             if number in self._failed:
-                with contextlib.suppress(OSError):  # its maker gets an error: it is not to be there
+                with contextlib.suppress(OSError):  # its requester gets an error: the group must not exist
                     self._disk.rename(self._final(number), self._made(number))
         for number in self._failed:
             with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ class FolderMaker:
         return self._failed
 
     def _each(self, step: Callable[[int], None]) -> None:
-        """Each group that did not fail takes a step."""
+        """Run a step for each group that has not failed."""
         for number in list(self._left):
             try:
                 step(number)
@@ -127,7 +127,7 @@ class FolderMaker:
                 self._fail(number, error)
 
     def _sync(self, folder: Callable[[int], str]) -> None:
-        """Sync a folder of each group: once where some share it, for a failure is reported once."""
+        """Sync a folder of each group; a shared one only once, since a failure is reported once."""
         shared: dict[str, list[int]] = {}
         for number in self._left:
             shared.setdefault(folder(number), []).append(number)
@@ -154,7 +154,7 @@ class FolderMaker:
     def _write(self, number: int) -> None:
         made = self._made(number)
         if self._disk.exists(made):
-            remove_tree(self._disk, made)  # of an attempt that failed
+            remove_tree(self._disk, made)  # left by an attempt that failed
         self._disk.mkdir(made)
         reserve = 1 + limits.SEQUENCE_BLOCK
         _, _, self._logs[number] = write_head(self._store, made, number, 1, self._states[number], reserve, 0)
@@ -178,7 +178,7 @@ PORTION_S = 0.01  # of one tick
 
 class DiskStore:
     """See `Store` in mqfs/store/api.py. `post` runs a function on the engine's thread; without it syncs are inline.
-    `replica`: with a copy elsewhere, what to call when there is something to copy (replication.py)."""
+    `replica`: called when there is something to copy; None: the store has no copy (replication.py)."""
 
     def __init__(
         self, path: str, post: Post | None = None, disk: Disk | None = None, replica: Callable[[], None] | None = None
@@ -192,9 +192,9 @@ class DiskStore:
         self.quarantine = Quarantine(self.disk, f"{self.path}/quarantine")
         self._lock = -1
         self._buckets: dict[int, DiskBucket] = {}
-        self._removing: dict[int, DiskBucket] = {}  # whose logs say so, until the copy does
+        self._removing: dict[int, DiskBucket] = {}  # removed in their logs; the copy does not know yet
         self.replication = Replication(self, replica) if replica is not None else None
-        self._closing: set[int] = set()  # descriptors, by the committer's thread
+        self._closing: set[int] = set()  # descriptors that the committer closes
         self._turn: list[DiskBucket] = []  # still to come in this round of `tick`
         self._closed = False
         with refusing(self.path):
@@ -203,7 +203,7 @@ class DiskStore:
         try:
             with refusing(self.path):
                 self.uuid, number = begin(self.disk, self.path)
-                # The label has no check of its own: a number that is in use is never given.
+                # The label has no checksum: whatever it says, never assign a number that is in use.
                 self._next_number = max([number, *(used + 1 for used, _ in group_folders(self.disk, self.path))])
         except BaseException:
             self.disk.close(self._lock)
@@ -245,8 +245,8 @@ class DiskStore:
         return self._new_groups.make(number, state)
 
     def open_new(self, number: int, error: OSError | None) -> DiskBucket:
-        """The bucket of a folder that was just made, or not and why. Raises DiskFull, DiskFailed."""
-        if self._closed:  # while the folder was made: the next start has the group
+        """Open the bucket of a folder that was just made; `error`: why it was not. Raises DiskFull, DiskFailed."""
+        if self._closed:  # during the making of the folder: the next start has the group
             raise errors.DiskFailed(f"group {number}: the store was closed")
         with refusing(f"group {number}"):
             if error is not None:
@@ -298,13 +298,14 @@ class DiskStore:
         return wait.result() if wait.settled else wait
 
     def _record_removal(self, number: int) -> None:
-        """Have the log itself say so, durably. Raises NotFound, DiskFull, DiskFailed, ReadOnly."""
+        """Append the removal to the log itself, durably. Raises NotFound, DiskFull, DiskFailed, ReadOnly."""
         bucket = self._open(number, fresh=False)
         bucket.writer.append(Kind.CHANGE, 0, bucket.end.last_ns, removal_body(time.time_ns()))
-        bucket.commit.sync_now()  # here: the copy is to have that and the removal in one frame
+        bucket.commit.sync_now()  # on this thread: the copy gets the record and the removal in one frame
 
     def _finish_removal(self, number: int, then: Committed | None = None) -> None:
-        """The log says that the group was removed: its folder goes when the copy says so, too; without one, now."""
+        """Remove the folder of a group whose log records the removal: when the copy has it too, or at once without a
+        copy."""
         bucket = self._removing[number] = self._buckets.pop(number)
         bucket.upkeep.retire()
         if self.replication is not None:
@@ -325,7 +326,7 @@ class DiskStore:
         bucket.commit.replicate(on_copied)
 
     def _move_away(self, number: int, then: Committed) -> None:
-        """Move the folder away, durably, on the committer's thread: of this log nothing is synced meanwhile."""
+        """Move the folder away, durably, on the committer's thread; syncs of this log pause meanwhile."""
         if (bucket := self._buckets.get(number) or self._removing.get(number)) is not None:
             bucket.commit.pause()
         folder = folder_of(self.path, number)
@@ -336,7 +337,8 @@ class DiskStore:
         return f"{self.staging}/{number}.gone"
 
     def _moved(self, number: int, error: OSError | None, then: Committed | None = None) -> None:
-        """The folder was moved away, or not and why: remove what is in it. Raises DiskFull, DiskFailed."""
+        """Remove the contents of a folder that was moved away; `error`: why it was not moved. Raises DiskFull,
+        DiskFailed."""
         if error is not None:
             if (bucket := self._buckets.get(number)) is not None:
                 bucket.commit.resume()
@@ -351,7 +353,7 @@ class DiskStore:
             then(None)
 
     def _empty(self, gone: str) -> None:
-        """Remove a folder of files, in portions: commits go between them."""
+        """Remove a folder of files, in portions, so that commits run between them."""
         emptied = False
 
         def remove_some() -> None:
@@ -387,11 +389,11 @@ class DiskStore:
                 break
             bucket, need = self._buckets.get(number), self.full.pop(number)
             if bucket is not None:
-                self.full[number] = need  # behind the others, which are asked for next time
+                self.full[number] = need  # last, so that other groups are tried first next time
                 bucket.writer.ask_for_room()
 
     def close_later(self, fd: int) -> None:
-        """Close an unused descriptor on the committer's thread: a disk may take its time."""
+        """Close an unused descriptor on the committer's thread: that may be slow."""
         self._closing.add(fd)
         self.committer.request(("close", fd), lambda: self._close(fd), lambda error: None, 0.0)
 
@@ -400,7 +402,7 @@ class DiskStore:
         self.disk.close(fd)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: its copy of the lock would hold that when the parent has ended."""
+        """Close the lock in a forked child, which would hold it after the parent has ended."""
         if not self._closed:
             self.disk.close(self._lock)
 
@@ -420,13 +422,13 @@ class DiskStore:
             with contextlib.suppress(OSError):
                 write_label(self.disk, self.path, self.uuid, self._next_number)
         if self.replication is not None:
-            self.replication.on_closed()  # nothing is written any more; and no other server begins meanwhile
+            self.replication.on_closed()  # before the lock is released: no other server has started
         self.disk.close(self._lock)
 
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """OSError becomes DiskFull or DiskFailed."""
+    """Turn OSError into DiskFull or DiskFailed."""
     try:
         yield
     except OSError as error:
@@ -439,7 +441,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 class DiskBucket:
-    """See `Bucket` in mqfs/store/api.py. With `fresh` its segment was just made, with a block of sequences, synced."""
+    """See `Bucket` in mqfs/store/api.py. `fresh`: its segment was just made and synced, with a block of sequences."""
 
     __slots__ = ("chain", "commit", "end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
 
@@ -465,8 +467,8 @@ class DiskBucket:
 
 
 class Quarantine:
-    """The folder quarantine/: what failed a check, for a person to look at. Nothing in it is opened or removed by the
-    store. All calls raise OSError where the disk fails."""
+    """The folder quarantine/: data that failed a check, for a person to examine. Nothing in it is used or removed by
+    the store. All calls raise OSError where the disk fails."""
 
     __slots__ = ("_disk", "_path")
 
@@ -474,12 +476,12 @@ class Quarantine:
         self._disk, self._path = disk, path
 
     def copy(self, group: int, first: int, position: int, data: bytes, why: str) -> None:
-        """Copy bytes of a segment, durably; the same bytes of one place only once."""
+        """Copy bytes of a segment, durably; the same bytes of one position only once."""
         log.warning("group %d: %s of %d bytes at %d of segment %d", group, why, len(data), position, first)
         self._keep(f"{group}-{first:020d}-{position}", data)
 
     def move(self, group: int, first: int, path: str, why: str) -> None:
-        """Move a whole segment; one of zeros, which holds nothing, is removed."""
+        """Move a whole segment to quarantine/; one of zeros only is removed."""
         data = read_file(self._disk, path)
         if data.strip(b"\0"):
             log.warning("group %d: %s: %s", group, why, path)
@@ -494,7 +496,7 @@ class Quarantine:
             self._disk.sync_folder(self._path)
 
     def _free_path(self, name: str, data: bytes) -> str | None:
-        """A path that is not taken; None if those bytes are there already."""
+        """Return a path that is not taken; None if a file there already has those bytes."""
         for number in range(1_000):
             path = f"{self._path}/{name}" + (f".{number}" if number else "")
             if not self._disk.exists(path):
@@ -512,7 +514,7 @@ _STAGED_INDEX = re.compile(r"([0-9]+)-([0-9]{20})\.compact\.idx")
 
 
 def prepare(disk: Disk, path: str) -> None:
-    """Make the directory if there is none. Raises BadStore for one that holds something else."""
+    """Make the directory if it does not exist. Raises BadStore if it holds something else or is open to other users."""
     try:
         if not disk.exists(path):
             disk.mkdir(path)
@@ -534,7 +536,7 @@ def prepare(disk: Disk, path: str) -> None:
 
 def begin(disk: Disk, path: str, copy_of: str = "") -> tuple[str, int]:
     """Make missing folders and the label, and empty staging/. Returns the label, as `read_label`. `copy_of`: the uuid
-    of a new store."""
+    for a store that is new."""
     is_new = not disk.exists(f"{path}/mqfs")
     uuid_, number = (copy_of or str(uuid.uuid4()), 1) if is_new else read_label(disk, path)
     for name in FOLDERS:
@@ -553,7 +555,7 @@ def begin(disk: Disk, path: str, copy_of: str = "") -> tuple[str, int]:
 
 
 def group_folders(disk: Disk, path: str) -> Iterable[tuple[int, str]]:
-    """The number and the folder of each bucket."""
+    """Yield the number and the folder of each bucket."""
     for spread in disk.listdir(f"{path}/buckets"):
         for name in disk.listdir(f"{path}/buckets/{spread}"):
             if name.isdecimal():
@@ -571,7 +573,7 @@ def label(uuid_: str, number: int) -> bytes:
 
 
 def read_label(disk: Disk, path: str) -> tuple[str, int]:
-    """The uuid and the first group number that is not reserved. Raises BadStore."""
+    """Return the uuid and the first group number that is not reserved. Raises BadStore."""
     if not disk.exists(f"{path}/mqfs"):
         raise errors.BadStore(f"{path}: {'not a store' if disk.exists(path) else 'does not exist'}")
     try:
@@ -589,17 +591,17 @@ def read_label(disk: Disk, path: str) -> tuple[str, int]:
 
 
 def check_alone(path: str) -> None:
-    """Raises BadStore for the store of a replicated log. Without that the server would forget what the copies have to
-    know: which messages were dropped, and where in the log they are."""
+    """Raise BadStore for the store of a replicated log. A server without the replica would not record for the copies
+    which messages were dropped, and where they are in the log."""
     if os.path.exists(f"{path}/replica"):
         expected = "expected mqfs serve --replica URL, or its file 'replica' moved away for good"
         raise errors.BadStore(f"{path}: has a replicated log ({expected})")
 
 
 def _holder(disk: Disk, lock: str) -> str:
-    """The number of the process that has the lock. The kernel is asked first: a check leaves the file as it is, with
-    the number of the last server, which may be another process by now; where there is no such file it locks the
-    folder."""
+    """Return the number of the process that holds the lock. The kernel is asked first: the file may have the number of
+    an earlier server, which another process may have now. A check does not write it, and locks the folder if there is
+    no file."""
     with contextlib.suppress(OSError):
         status = os.stat(lock)
         where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -613,7 +615,8 @@ def _holder(disk: Disk, lock: str) -> str:
 
 
 def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
-    """The lock's descriptor, with our process number in the file; with `write` off that is left as it is."""
+    """Lock the store, write our process number into the lock file, and return its descriptor. `write` off: the file is
+    left as it is."""
     lock = f"{path}/lock"
     if not (write or disk.exists(lock)):
         lock = path

@@ -34,7 +34,7 @@ class DiskUpkeep:
         self.sync, self.replicate, self.fail = commit.sync, commit.replicate, commit.fail
         self._seen = 0  # bytes appended at the last tick
         self._closed = False
-        self._trim_due = False  # the last one failed
+        self._trim_due = False  # the last trim failed
         self.lost: list[str] = []
         self._is_state_old = False  # the state at the head of the newest segment is damaged
 
@@ -68,7 +68,7 @@ class DiskUpkeep:
         self._trim()
 
     def _trim(self) -> None:
-        """Trim, or try again at the next tick: a full disk may have room by then."""
+        """Trim; after a failure, try again at the next tick: a full disk may have room then."""
         try:
             if not self._renew_state():
                 return
@@ -81,12 +81,12 @@ class DiskUpkeep:
             self._trim_due = False
 
     def _renew_state(self) -> bool:
-        """Whether older segments may go: where one has the newest whole state, that is written again first. Raises
-        DiskFull, DiskFailed."""
+        """Whether older segments may be removed. If an older segment has the newest whole state, the state is written
+        again first. Raises DiskFull, DiskFailed."""
         opened = self._chain.open
         if self._is_state_old and self._chain.end.failed is None:
             if opened is not None and self._appender.would_use_up_a_number(opened):
-                return False  # the next time
+                return False  # the next call tries again
             self._appender.roll()
             self._is_state_old = False
         return not self._is_state_old
@@ -94,7 +94,7 @@ class DiskUpkeep:
     # ------------------------------------------------------------ for the store
 
     def tick(self, until: float) -> None:
-        """A portion of compaction, until that moment of the monotonic clock."""
+        """Do a portion of upkeep; compaction stops at that moment of the monotonic clock."""
         if self._chain.end.failed is not None or self._closed:
             return
         try:
@@ -110,7 +110,7 @@ class DiskUpkeep:
             log.warning("group %d: maintenance failed: %s", self._chain.group, error)
 
     def _rest_when_idle(self) -> None:
-        """A bucket that is not written: its index goes to the disk, and out of memory when it is not read either."""
+        """Write the index of an idle bucket to disk, and drop it from memory if the bucket is not read either."""
         segment, seen, commit = self._chain.open, self._seen, self._commit
         self._seen = commit.written
         if segment is None or commit.written != commit.synced or seen != commit.written:
@@ -126,7 +126,7 @@ class DiskUpkeep:
         segment.extend(segment.used, messages, others, self._chain.end.last_ns, flags)
 
     def rebuild(self) -> None:
-        """Read every segment, so that each has its index."""
+        """Load every segment, so that each has its index."""
         for segment in self._chain.segments:
             segment.load()
 
@@ -142,12 +142,12 @@ class DiskUpkeep:
         self._stop()
 
     def retire(self) -> None:
-        """The log says that the group was removed: nothing is appended any more."""
+        """Stop upkeep: the log records that the group was removed, and nothing more is appended."""
         self.compaction.cancel()
         self._closed = True
 
     def abandon(self) -> None:
-        """The group was removed: nothing of it matters any more."""
+        """Close the log of a removed group, and answer waiting callers without an error."""
         self.compaction.cancel()
         self._stop()
         self._commit.answer_all(None)
@@ -161,10 +161,10 @@ class DiskUpkeep:
         self._chain.close()
 
     def _stop_cleanly(self) -> None:
-        """Everything on disk, the exact next sequence too, and the index to the end."""
+        """Sync everything, including the exact next sequence, and write the index to the end."""
         try:
             if self._commit.synced != self._commit.written:
-                self._commit.sync_now()  # so that the last record says: what is before it was on disk
+                self._commit.sync_now()  # makes the next record SETTLED: all before it was on disk
                 self._commit.settle_all()
             self._appender.reserve_at_stop()
             self._commit.sync_now()
