@@ -1,7 +1,7 @@
-"""The least of many numbers, each under a name, that mostly grow: a heap in which a row may lag behind its number.
+"""The minimum of many named numbers that mostly grow: a heap in which a row may be below its number.
 
 the numbers     w 7, v 9          w grows to 8, which writes no row: (7, w) is replaced when it is next the least
-the rows        (7, w) (9, v)     w falls to 5: a row (5, w) is added, and (7, w) goes when it is met
+the rows        (7, w) (9, v)     w falls to 5: a row (5, w) is added, and (7, w) is removed when it is the least
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from mqfs.model import NEVER
 
 
 class LowWatermark(dict[int, int]):
-    """name -> value. Setting a greater one costs no more than in a dict."""
+    """The values by name. Setting a greater value costs no more than in a dict."""
 
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []  # (value, name): for each name one that is not above its number
+        self._heap: list[tuple[int, int]] = []  # (value, name): for each name a row that is not above its value
 
     def set(self, name: int, value: int) -> None:
         old = self.get(name)
@@ -38,7 +38,7 @@ class LowWatermark(dict[int, int]):
             now = self.get(name)
             if now == value:
                 return heap[0]
-            if now is None or now < value:  # removed, or another row says it
+            if now is None or now < value:  # the name was removed, or has a lower row
                 heapq.heappop(heap)
             else:
                 heapq.heapreplace(heap, (now, name))
@@ -46,12 +46,12 @@ class LowWatermark(dict[int, int]):
 
     @property
     def value(self) -> int:
-        """The least; a number greater than any sequence where there is none."""
+        """The minimum; NEVER if there are no values."""
         least = self._least()
         return least[0] if least else NEVER
 
     @property
     def name(self) -> int | None:
-        """Whose it is."""
+        """The name of the minimum, or None."""
         least = self._least()
         return least[1] if least else None

@@ -1,13 +1,13 @@
-"""`replay key`: of each stream the newest message of every key, which stays for readers that come later.
+"""The index of `replay key`: the newest message of every key of each stream, retained for later readers.
 
-    the log       1 a  2 b  3 a  4 c  5 b  6 b=""     an empty message removes its key: nothing of b stays
-    rows          3 a, 4 c                            ascending: what a reader that comes now gets of the past
-    `tail` 4      1 and 2 are gone, 5 and 6 are kept until those who are present have had them: see KeptRange
+    the log       1 a  2 b  3 a  4 c  5 b  6 b=""     an empty message removes its key: no message of b stays
+    rows          3 a, 4 c                            ascending: the older messages that a new reader gets
+    `tail` 4      1 and 2 are trimmed, 5 and 6 are kept until all present readers have had them: see KeptRange
 
-The index is made from the log, in portions, and follows it when it is asked: writing costs nothing more. Only the
-header bytes of messages are read. What it said at the head of a segment is in the state there (`State.newest`), so a
-start reads from there on, and the log may remove any older message that no row names. All that is newer is kept until
-the next segment begins: a message that removed a key must not go before those of that key.
+The index is made from the log, in portions, and catches up when it is used, so writes cost nothing more. It reads only
+the headers of messages. The STATE record at the head of a segment has the index of then (`GroupState.newest`). So a
+start reads the log from there on, and the log may remove any older message without a row. All newer messages are kept
+until the next segment begins: a message that removed a key must not be trimmed before the messages of that key.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from mqfs.engine.retention.retention import Retention
     from mqfs.engine.stream import Stream
 
-_STEPS = 256  # messages between two looks at the clock: some 2 ms where each has a key
-_ROWS = 64  # that may be superseded before there are more of them than others
+_STEPS = 256  # messages between two checks of the clock: some 2 ms where each has a key
+_ROWS = 64  # superseded rows allowed in any case; above it at most as many as rows that are alive
 _SPECIAL = tuple(map(headers.key, (headers.SINGLE, headers.PART, headers.TTL)))
 
 
 class NewestOfStream:
-    """The rows of one stream, in columns. A row is there, and not alive, until half of them are."""
+    """The rows of one stream, in columns. Superseded rows stay, not alive, until they are about half of all."""
 
     __slots__ = ("alive", "count", "firsts", "keys", "newest", "sequences", "sizes")
 
     def __init__(self) -> None:
-        self.newest: dict[bytes | None, int] = {}  # the row of each key; None: of an EOF marker that ends the stream
-        self.firsts: dict[int, int] = {}  # of a body in parts, by its last one: the first
+        self.newest: dict[bytes | None, int] = {}  # sequence by key; None: of an EOF marker that ends the stream
+        self.firsts: dict[int, int] = {}  # of multipart bodies: the first part by the last
         self.sequences, self.sizes, self.alive = array("Q"), array("I"), bytearray()
         self.keys: list[bytes | None] = []
         self.count = 0  # rows that are alive
 
     def add(self, key: bytes | None, sequence: int, size: int, first: int) -> None:
-        """The newest message of a key; `first`: where its body begins."""
+        """Append a row for the newest message of a key. `first`: the sequence of its body's first part."""
         self.newest[key] = sequence
         if first < sequence:
             self.firsts[sequence] = first
@@ -59,44 +59,44 @@ class NewestOfStream:
         self.count += 1
 
     def find(self, sequence: int) -> int:
-        """Where the row of that message is; -1: it has none."""
+        """Return the index of the row of a message; -1: it has none."""
         at = bisect_left(self.sequences, sequence)
         return at if at < len(self.sequences) and self.sequences[at] == sequence and self.alive[at] else -1
 
     def at_or_after(self, sequence: int) -> tuple[int, int] | None:
-        """The first row from there on: sequence, body bytes."""
+        """Return the first row at or after `sequence`: sequence and body bytes."""
         at = self.alive.find(1, bisect_left(self.sequences, sequence))
         return (self.sequences[at], self.sizes[at]) if at >= 0 else None
 
     def up_to(self, sequence: int, *, messages: bool = False) -> int:
-        """The last row up to that message; 0: there is none. `messages`: no EOF marker."""
+        """Return the sequence of the last row up to `sequence`; 0: none. `messages`: without an EOF marker."""
         at = self.alive.rfind(1, 0, bisect_right(self.sequences, sequence))
         if messages and at >= 0 and self.keys[at] is None:
             at = self.alive.rfind(1, 0, at)
         return self.sequences[at] if at >= 0 else 0
 
     def count_messages(self, first: int, end: int) -> int:
-        """The rows in [first, end) that are no EOF marker."""
+        """Count the rows in [first, end), without an EOF marker."""
         return self.tally(first, end)[0] - (first <= self.newest.get(None, 0) < end)
 
     def tally(self, first: int, end: int) -> tuple[int, int]:
-        """(messages, body bytes) of the rows in [first, end)."""
+        """Return the (messages, body bytes) of the rows in [first, end)."""
         begin, to = bisect_left(self.sequences, first), bisect_left(self.sequences, end)
         return self.alive.count(1, begin, to), sum(self.sizes[begin:to])
 
     def messages(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The rows without an EOF marker: sequences, body bytes."""
+        """Return sequences and body bytes of the rows, without an EOF marker."""
         alive = [present and key is not None for present, key in zip(self.alive, self.keys, strict=True)]
         return list(compress(self.sequences, alive)), list(compress(self.sizes, alive))
 
     def bodies(self) -> list[tuple[int, int]]:
-        """The rows without EOF markers: of each body the first part and the last."""
+        """Return the sequences of the first and last part of each body, without an EOF marker."""
         found = sorted(sequence for key, sequence in self.newest.items() if key is not None)
         return [(self.firsts.get(sequence, sequence), sequence) for sequence in found]
 
     def remove(self, sequence: int) -> list[tuple[int, int]]:
-        """A message, and the parts before it, are the newest of their key no more. Returns what was removed: sequences,
-        and body bytes."""
+        """Remove the row of a message, and of the parts of its body before it. Returns their sequences and body
+        bytes."""
         at = self.find(sequence)
         if at < 0:
             return []
@@ -122,7 +122,7 @@ class NewestOfStream:
         self.alive = bytearray(b"\1") * self.count
 
     def cut(self, floor: int) -> int:
-        """Keep nothing below that sequence. Returns how many rows went."""
+        """Remove the rows below the sequence `floor`. Returns their number."""
         to, before = bisect_left(self.sequences, floor), self.count
         for at in range(to):
             if self.alive[at]:
@@ -134,41 +134,42 @@ class NewestOfStream:
         return before - self.count
 
 
-NOTHING = NewestOfStream()  # of a stream without any
+NOTHING = NewestOfStream()  # shared by streams without rows
 
 
 def look_up(retention: Retention) -> Work[None]:
-    """Read from the log what headers say of delivery, and under `replay key` the newest message of each key. Only just
-    after a start it was not done before."""
+    """Read the delivery headers from the log, and under `replay key` index the newest message of each key. Long work
+    only just after a start."""
     yield from retention.ranks.load()
     while retention.newest is not None and not retention.newest.is_complete:
         yield from retention.newest.follow_in_steps()
 
 
 class NewestPerKey:
-    """The rows of all streams of a group: each has its own, in `KeptRange.rows`."""
+    """The index of a group. The rows of each stream are in its `KeptRange.rows`."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._log = group, group.log
-        self.position, rows = self._log.state.newest or (0, ())  # of the log below it all is known
+        self.position, rows = self._log.state.newest or (0, ())  # the log is indexed below this sequence
         self._pending = deque(sorted((sequence, number) for number, mine in rows for sequence in mine))
-        self._given = self._saved = self.position  # as the state has it: the next one, that of the newest segment
-        self.count = 0  # rows
+        # `position` in the last encoded state, and in the STATE record of the newest segment.
+        self._given = self._saved = self.position
+        self.count = 0  # rows of all streams
 
     # ------------------------------------------------------------ made from the log
 
     @property
     def reach(self) -> int:
-        """Below this sequence all of the log is in it."""
+        """The sequence below which all of the log is indexed, after a start too."""
         return self._pending[0][0] if self._pending else self.position
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the log is in it."""
+        """Whether all of the log is indexed."""
         return not self._pending and self.position >= self._log.end.next
 
     def follow(self, most: int = limits.PASSED_MESSAGES) -> bool:
-        """Look at that many more messages of the log. Whether that was all. Raises DiskFailed."""
+        """Index at most `most` more messages of the log. Whether the index is complete. Raises DiskFailed."""
         reader = self._log.reader
         while self._pending and most > 0:
             sequence, number = self._pending.popleft()
@@ -187,22 +188,22 @@ class NewestPerKey:
         return self.is_complete
 
     def follow_in_steps(self) -> Work[None]:
-        """All of the log."""
+        """Index all of the log, in portions."""
         while not self.follow(_STEPS):
             yield
 
     def follow_to_end(self) -> None:
-        """All of the log at once: where the caller cannot wait, as at a start."""
+        """Index all of the log at once, for callers that cannot wait, as at a start."""
         exhaust(self.follow_in_steps())
 
     def _add(self, head: Head) -> None:
-        """The next message of the log."""
+        """Index the next message of the log."""
         stream = self._group.numbers.get(head.stream)
         if stream is None or not self.covers(stream) or head.sequence < stream.state.floor:
             return
         texts = headers.decode(head.headers) if any(name in head.headers for name in _SPECIAL) else {}
         if headers.SINGLE in texts:
-            return  # one receiver gets it: readers do not
+            return  # an exclusive message: one receiver gets it, not readers
         kept = stream.kept
         if kept.rows is NOTHING:
             kept.rows = NewestOfStream()
@@ -223,7 +224,7 @@ class NewestPerKey:
                 self._bound(kept)
 
     def _supersede(self, kept: KeptRange, sequence: int) -> None:
-        """That message, if it is one, is no longer the newest of its key."""
+        """Remove the row of a message that is no longer the newest of its key; 0: no message."""
         for gone, size in kept.rows.remove(sequence) if sequence else ():
             self.count -= 1
             if kept.state.floor <= gone < kept.tail:
@@ -231,36 +232,36 @@ class NewestPerKey:
             self._group.retention.retention_changed()
 
     def _bound(self, kept: KeptRange) -> None:
-        """Remove the oldest key of the stream, where there is one more than a group may have."""
+        """Evict the oldest key of the stream, when the group has more than KEYS."""
         rows = kept.rows
         if rows.count > 1 and (oldest := rows.at_or_after(0)) is not None:
             self._supersede(kept, rows.newest[rows.keys[rows.find(oldest[0])]])
             self._group.counts.cut += 1
 
     def end(self) -> None:
-        """Another one, or none, takes its place: work that looks them up ends here."""
+        """Stop indexing, as this index is replaced or dropped: unfinished work on it ends."""
         self._pending.clear()
         self.position = NEVER
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ queries
 
     def covers(self, stream: Stream) -> bool:
-        """Whether that is kept by keys: dead letters are not."""
+        """Whether the stream is retained by keys: dead letters are not."""
         return stream.name != self._log.settings.dead
 
     def is_superseded(self, stream: Stream, sequence: int) -> bool:
-        """Whether a newer message of its key, or none, is kept for those that come later."""
+        """Whether a message is not retained for later readers: a newer one of its key superseded or removed it."""
         return self.covers(stream) and stream.kept.rows.find(sequence) < 0
 
     def next_of(self, stream: Stream, sequence: int, end: int) -> int:
-        """Where from there on the first newest message of a key is, below `end` or there."""
+        """Return the sequence of the first row at or after `sequence`, at most `end`."""
         if not self.covers(stream):
             return sequence
         found = stream.kept.rows.at_or_after(sequence)
         return min(end, found[0]) if found is not None else end
 
     def bodies_of(self, stream: Stream) -> Iterable[tuple[int, int]]:
-        """The newest bodies of all keys, each as its first and last sequence; of dead letters all messages."""
+        """Return the first and last sequence of the newest body of each key; for dead letters of each message."""
         kept = stream.kept
         if self.covers(stream):
             return kept.rows.bodies()
@@ -268,7 +269,7 @@ class NewestPerKey:
         return [(s, s) for one in portions for s in one.columns(one.messages)[0] if not kept.is_deleted(s)]
 
     def replaced_in(self, stream: Stream, heads: Iterable[bytes]) -> tuple[int, int]:
-        """(messages, bytes) that go when messages with these headers come."""
+        """Return the (messages, bytes) that messages with these headers would supersede below the tail."""
         kept, messages, size = stream.kept, 0, 0
         kept.update_low_watermark()
         for key in {headers.key_of(head) for head in heads}:
@@ -279,10 +280,11 @@ class NewestPerKey:
                 messages, size = messages + gone, size + gone_size
         return messages, size
 
-    # ------------------------------------------------------------ what goes
+    # ------------------------------------------------------------ removal
 
     def remove(self, number: int, sequence: int) -> None:
-        """A message was dropped, or has outlived its ttl, and counts no more."""
+        """Remove the row of a message of stream `number` that was dropped or expired. The caller uncounts the message;
+        other parts of its body are uncounted here."""
         if (stream := self._group.numbers.get(number)) is None:
             return
         for gone, size in stream.kept.rows.remove(sequence):
@@ -291,18 +293,18 @@ class NewestPerKey:
                 stream.kept.on_deleted(size)
 
     def cut(self, kept: KeptRange) -> None:
-        """A stream keeps nothing below its floor."""
+        """Remove the rows of a stream below its floor."""
         if kept.rows.sequences and kept.rows.sequences[0] < kept.state.floor:
             self.count -= kept.rows.cut(kept.state.floor)
 
     def forget(self, number: int) -> None:
-        """A stream was removed."""
+        """Uncount the rows of stream `number`, which is removed."""
         if (stream := self._group.numbers.get(number)) is not None:
             self.count -= stream.kept.rows.count
 
     def wanted(self, number: int, sequence: int) -> int:
-        """The last message of a stream, up to that one, which the log is to keep if the floor of the stream is below
-        it; 0: none. One that the state at the head of the newest segment does not tell of is."""
+        """Return the last message of stream `number`, up to `sequence`, that the log has to keep if it is above the
+        stream's floor; 0: none. Messages that the newest segment's STATE record does not cover are all kept."""
         stream = self._group.numbers.get(number)
         if stream is None or not self.covers(stream) or sequence >= min(self.known, stream.kept.tail):
             return sequence
@@ -310,19 +312,20 @@ class NewestPerKey:
 
     @property
     def known(self) -> int:
-        """Below this sequence a start would know what is in it. A log in memory is not there then."""
+        """The sequence below which a start would know the index. NEVER for a log in memory, which does not survive."""
         is_on_disk = not self._group.in_memory and self._log.settings.keep == "disk"
         return self._saved if is_on_disk else NEVER
 
     def save(self) -> None:
-        """Have the state say it: a segment may begin with that."""
+        """Put the index into the state, before it is encoded for the head of a segment."""
         if self._pending:
-            return  # what the state says already holds
+            return  # the rows in the state are still valid
         found = [(number, stream.kept.rows) for number, stream in self._group.numbers.items()]
         rows = [[number, list(compress(mine.sequences, mine.alive))] for number, mine in found if mine.count]
         self._log.remember_newest((self.position, rows))
         self._given = self.position
 
     def saved(self) -> None:
-        """One does. Had the disk no room for it, a start would not know what was given."""
+        """Count the saved index as known to a start: a segment begins with it. Not before, as the disk may have no room
+        for the segment."""
         self._saved = self._given

@@ -1,7 +1,7 @@
-"""What one stream keeps: its floor, and the count of what is above it.
+"""The retained range of one stream: its floor, and the count of messages at or above it.
 
-It also knows which messages of that range are still to be seen. Why a message goes is decided by the group
-(retention.py) and by `depth`.
+KeptRange also knows which messages of the range are still visible. The group (retention.py) and `depth` decide why a
+message is removed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mqfs.store.api import Bucket
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
-_FOLLOWED = 4_096  # messages of which the key is looked up at once, where a bound depends on it: some 30 ms
-_STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
-UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
+_FOLLOWED = 4_096  # messages whose keys are looked up at once where `depth` depends on them: some 30 ms
+_STEPS = 256  # messages passed between two checks of the clock: some 0.3 ms
+UNKNOWN, RECOUNT = -2, -1  # values of `count`: never counted since the start, and to be counted again
 
 
 class KeptRange:
-    """The range that one stream keeps. `state.floor` is where it begins."""
+    """The range of messages that one stream retains. It begins at `state.floor`."""
 
     __slots__ = (
         "_owner",
@@ -55,20 +55,20 @@ class KeptRange:
     def __init__(self, owner: Stream) -> None:
         self._owner, self.log, self._retention = owner, owner.group.log, owner.group.retention
         self.state, self.number = owner.state, owner.number
-        self.count = UNKNOWN  # messages kept at or above the floor
-        self.size = 0  # their bytes
-        self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes: not counted
+        self.count = UNKNOWN  # messages retained at or above the floor
+        self.size = 0  # bytes of these messages
+        self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes; not in `count`
         self.trimmed_count = 0  # messages that fell below the floor since the start
-        self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
-        self.ends_from, self.ends_until = NEVER, 0  # engine ns: when its messages with an own ttl end, at most
+        self.evicted_before = 0  # one above the newest message that a bound or `clear` removed
+        self.ends_from, self.ends_until = NEVER, 0  # engine ns, at widest, in which messages with an own ttl expire
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
-        self.mtime_ns = 0  # its time, or 0 where it was not looked up
-        self._was_shared = False  # when it was counted
-        self.tail = 0  # under `replay key`: below it only `rows` are kept, the newest message of each key
+        self.mtime_ns = 0  # time of the newest message; 0: not looked up
+        self._was_shared = False  # whether the stream was shared when it was counted
+        self.tail = 0  # under `replay key`: below it only `rows` are retained, the newest message of each key
         self.rows = NOTHING
 
     def kept_from(self) -> int:
-        """The lowest sequence this stream keeps now."""
+        """Return the lowest sequence that the stream has to retain now."""
         settings, owner = self.log.settings, self._owner
         floor = max(self.state.floor, self._retention.expiry.expired_before())
         if settings.deliver == "one":
@@ -88,7 +88,8 @@ class KeptRange:
         return max(floor, live)
 
     def _raise_tail(self, tail: int) -> None:
-        """Readers and consumers have had what is below: of that only the newest of each key counts from now on."""
+        """Raise the tail: all readers and consumers have had the messages below it. Of these only the newest of each
+        key counts from now on."""
         first = max(self.tail, self.state.floor)
         if self.count > 0 and first < tail:
             count, size = self._counted_all(first, tail)
@@ -98,8 +99,8 @@ class KeptRange:
         self._retention.tail = max(tail, self._retention.tail)
 
     def update_low_watermark(self, *, count_out: bool = True) -> None:
-        """Raise the floor to what is kept now, and count what is above it. Without `count_out` messages that outlived a
-        ttl of their own may still count, where after a start it is not known yet which have one."""
+        """Raise the floor to `kept_from`, and count the messages above it. Without `count_out`, messages whose own ttl
+        expired may still count if after a start it is not known yet which messages have one."""
         if count_out or self._retention.ranks.is_complete or not self._retention.keeps_all:
             self._retention.expire_messages()
         if self._was_shared != self._owner.shared:
@@ -112,7 +113,7 @@ class KeptRange:
                 newest.cut(self)
 
     def pass_absent(self) -> Iterator[None]:
-        """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
+        """Raise the floor past messages that were dropped, or whose own ttl expired. In steps."""
         bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
         self.update_low_watermark()
         first, steps = self.state.floor, 0
@@ -137,11 +138,12 @@ class KeptRange:
             settings, owner = self.log.settings, self._owner
             is_bounded = settings.full == "drop-old" and owner.name != settings.dead
             if before == UNKNOWN and is_bounded and not owner.outlasts_readers:
-                # Read from a log after a kill: what `depth` had cut since the newest state is still in it. No new loss.
+                # After a kill the log still has messages that `depth` evicted since the newest STATE record. Evict them
+                # again, without counting or reporting a new loss.
                 retention = self._retention
                 before_it = retention.counts.cut, retention.evictions, retention.evicted_before, self.evicted_before
                 if self._retention.newest is not None and settings.depth is not NO_DEPTH:
-                    self._retention.newest.follow_to_end()  # so that no key is cut for one that is superseded
+                    self._retention.newest.follow_to_end()  # so that no superseded message counts against `depth`
                     self.kept_from()
                 if not fits_by_now(self, self.held_count, self.held_size):
                     self.cut_to_depth()
@@ -156,7 +158,7 @@ class KeptRange:
             self._retention.overtake_cursors(self._owner, old)
 
     def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
-        """(messages, bytes) in [first, end) of what is still to be counted."""
+        """Return the (messages, bytes) retained in [first, end)."""
         if first >= self.tail:
             return self._counted_all(first, end)
         count, size = self.rows.tally(first, self.tail if end is None else min(end, self.tail))
@@ -164,7 +166,7 @@ class KeptRange:
         return count + more, size + more_size
 
     def _counted_all(self, first: int, end: int | None = None) -> tuple[int, int]:
-        """The same, where all that was written is kept."""
+        """As `counted`, but without regard to keys."""
         if first >= self.log.end.next:
             return 0, 0
         tally = self.log.metrics.count
@@ -178,7 +180,8 @@ class KeptRange:
         return count - len(away), size - sum(away.values())
 
     def messages(self, first: int, end: int | None = None) -> int:
-        """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
+        """Count the messages in [first, end) that were neither dropped nor expired by their own ttl, without EOF
+        markers. Acknowledged messages count."""
         if first < self.tail:
             below = self.rows.count_messages(first, self.tail if end is None else min(end, self.tail))
             return below + (self.messages(self.tail, end) if end is None or end > self.tail else 0)
@@ -191,7 +194,7 @@ class KeptRange:
         )
 
     def acked_by_all(self, first: int, end: int | None) -> list[tuple[int, int]]:
-        """Where it is shared: the parts of [first, end) that everyone has had."""
+        """Return the ranges of [first, end), ends included, that all consumers of a shared stream have acked."""
         if not self._owner.shared:
             return []
         last = self.log.end.next if end is None else end - 1
@@ -201,11 +204,11 @@ class KeptRange:
         return common
 
     def _deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
-        """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
+        """Return the messages in [first, end) that were dropped, or expired by their own ttl: sequence -> bytes."""
         found = {}
         end = self.log.end.next if end is None else end
         for away in (self.log.state.dropped, self._retention.lapsed):
-            mine = range(first, end) if end - first < len(away) else away  # the fewer
+            mine = range(first, end) if end - first < len(away) else away  # the shorter of the two
             for sequence in mine:
                 if first <= sequence < end and away.get(sequence) == self.number:
                     there = self.log.reader.locate(self.number, sequence)
@@ -214,7 +217,7 @@ class KeptRange:
         return found
 
     def is_counted(self, sequence: int) -> bool:
-        """Whether `messages` counts that message."""
+        """Whether a message is above the floor, and neither dropped nor expired by its own ttl."""
         return (
             sequence >= self.state.floor
             and sequence not in self.log.state.dropped
@@ -222,7 +225,7 @@ class KeptRange:
         )
 
     def is_deleted(self, sequence: int) -> bool:
-        """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
+        """Whether a message at or above the floor was dropped, expired, superseded, or acked by all consumers."""
         if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
             return True
         if sequence < self.tail and self.rows.find(sequence) < 0:
@@ -230,17 +233,17 @@ class KeptRange:
         return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
 
     def on_deleted(self, size: int, count: int = 1) -> None:
-        """Messages of that size together were taken away, by a change that the log has."""
+        """Uncount `count` messages of `size` bytes in all that were removed."""
         if self.count > 0:
             self.count -= count
             self.size -= size
 
     def recount(self) -> None:
-        """Messages went from the middle: count again when asked."""
+        """Have the messages counted again when the count is needed next: some in the middle were removed."""
         self.count = min(self.count, RECOUNT)
 
     def lapse(self, sequence: int) -> None:
-        """A message outlived its own ttl. Not yet in the group's list of those."""
+        """Uncount a message whose own ttl expired. Called before it is entered in `Retention.lapsed`."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
             found = self.log.reader.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
@@ -248,14 +251,14 @@ class KeptRange:
                 self.size -= found[1]
 
     def first_kept(self, position: int = 0) -> int:
-        """Sequence of the first message that was not dropped, at or above the floor and that position; 0: none."""
+        """Return the sequence of the first retained message at or above the floor and `position`; 0: none."""
         found = locate(self, max(self.state.floor, position))
         while found is not None and self.is_deleted(found[0]):
             found = locate(self, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
-        """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
+        """Return the sequence of the newest retained message at or above the floor; 0: none."""
         if self.newest < 0:
             record = _newest_in(self.log.bucket, self.number)
             self.newest = record.sequence if record is not None else 0
@@ -265,8 +268,8 @@ class KeptRange:
         return self.newest if self.newest >= self.state.floor else 0
 
     def visible(self, record: Record, unacked: bool = False) -> bool:
-        """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
-        did not ack it."""
+        """Whether a message found in the log is visible to readers. `unacked`: it is known that a consumer over the
+        stream has not acked it."""
         if self.count == UNKNOWN:
             bound_after_start(self)
         sequence, retention = record.sequence, self._retention
@@ -279,7 +282,7 @@ class KeptRange:
         return unacked or not self._owner.shared or not self._owner.is_acked_by_all(sequence)
 
     def appended(self, sequence: int, kind: int, size: int) -> None:
-        """Count a message that the log now holds."""
+        """Count a message that was appended."""
         if kind == Kind.MESSAGE:
             self.newest = sequence
         if self.count >= 0:
@@ -287,14 +290,14 @@ class KeptRange:
             self.size += size
 
     def appended_many(self, newest: int, messages: int, size: int) -> None:
-        """As `appended`, of several messages; `newest` is the last of them."""
+        """Count several messages that were appended; `newest` is the last of them."""
         self.newest = newest
         if self.count >= 0:
             self.count += messages
             self.size += size
 
     def on_acked(self, sequence: int, size: int) -> None:
-        """A consumer acknowledged a message: where it is shared it counts no more when everyone has."""
+        """Uncount a message of a shared stream once every consumer has acked it. Called after each ack."""
         if self.count < 0 or sequence < self.state.floor or not self._owner.shared:
             return
         if not self._was_shared:
@@ -303,12 +306,12 @@ class KeptRange:
             self.count -= 1
             self.size -= size
 
-    # ------------------------------------------------------------ what `depth` and `clear` take away
+    # ------------------------------------------------------------ removal by `depth` and `clear`
 
     def cut_to_depth(self) -> None:
-        """Take away the oldest until the rest fits, and what may not be shown yet, too."""
+        """Evict the oldest messages until the others fit, with those that may not be shown yet."""
         if self._retention.newest is not None and not self._retention.newest.is_complete:
-            return  # messages are counted of which it is not known yet whether a newer one takes their place
+            return  # the count may include messages that a newer one supersedes
         cut = plan_cut(self, self.log.settings.depth, self.held_count, self.held_size)
         if cut.floor != self.state.floor:
             if self._owner.outlasts_readers:
@@ -318,7 +321,8 @@ class KeptRange:
         self.carry_out_cut(cut)
 
     def carry_out_cut(self, cut: Cut) -> None:
-        """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
+        """Apply a cut whose floor the log has: readers below it get FellBehind. Messages may have been appended since
+        it was planned."""
         cut = self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
@@ -326,7 +330,8 @@ class KeptRange:
             self._retention.note_eviction(cut.lost, self.evicted_before)
 
     def _count_gone(self, cut: Cut) -> Cut:
-        """Raise the floor. The cut, planned again where messages came or went since."""
+        """Raise the floor and update the counts. Returns the cut, planned again if messages were appended or removed
+        since."""
         if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
             self.recount()
             cut = plan_cut_below(self, cut.floor) or Cut(cut.floor, RECOUNT, 0)
@@ -339,7 +344,7 @@ class KeptRange:
         return cut
 
     def cleared(self, clearing: Clearing) -> None:
-        """The log says so."""
+        """Apply a clearing that the log has."""
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.note_eviction(1, self.evicted_before)
@@ -347,18 +352,18 @@ class KeptRange:
 
 
 def bound_after_start(kept: KeptRange) -> None:
-    """Before messages are shown the first time since the start: what `depth` had cut may be in the log yet."""
+    """Apply `depth` before messages are shown the first time since the start: the log may still have evicted ones."""
     if kept.count == UNKNOWN and kept.log.settings.depth is not NO_DEPTH:
         kept.update_low_watermark()
 
 
 # ------------------------------------------------------------ cuts
 
-# Cuts: what `depth`, a full log or `clear` takes from the beginning of a stream, planned before it is done.
+# Cuts: the messages that `depth`, a full log or `clear` removes from the beginning of a stream, planned beforehand.
 #
-# The log has a cut before memory does; between the two more may be appended.
+# A cut is recorded in the log before it is applied in memory; messages may be appended in between.
 
-_CUT_STEPS = 64  # messages between two looks at the clock: 0.1 ms
+_CUT_STEPS = 64  # messages between two checks of the clock: 0.1 ms
 
 
 @attrs.define
@@ -368,14 +373,14 @@ class Cut:
     floor: int
     count: int
     size: int
-    gone: int = 0  # what is taken
-    lost: int = 0  # messages among them
-    last_lost: int = 0
-    before: int = 0  # `trimmed_count` when it was planned
+    gone: int = 0  # messages and EOF markers to remove
+    lost: int = 0  # messages among these
+    last_lost: int = 0  # sequence of the newest of them
+    before: int = 0  # `trimmed_count` when the cut was planned
 
 
 def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
-    """The first message at or after that one which may be kept: its sequence and bytes."""
+    """Return sequence and bytes of the first message at or after `sequence` that keys let the stream retain."""
     if sequence < kept.tail:
         found = kept.rows.at_or_after(sequence)
         if found is not None and found[0] < kept.tail:
@@ -385,21 +390,21 @@ def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
 
 
 def before(kept: KeptRange, sequence: int) -> int:
-    """The last message below that one which may be kept; 0: none."""
+    """Return the sequence of the last message below `sequence` that keys let the stream retain; 0: none."""
     if sequence <= kept.tail:
         return kept.rows.up_to(sequence - 1, messages=True)
     return kept.log.reader.before(sequence, kept.number) or 0
 
 
 class Clearing(NamedTuple):
-    """A stream of which all is to go."""
+    """The planned removal of all messages of a stream."""
 
-    newest: int  # message that goes; 0: none
+    newest: int  # the newest message to remove; 0: none
     cut: Cut
 
 
 def plan_cut(kept: KeptRange, depth: Depth, messages: int, size: int) -> Cut:
-    """The oldest, until the rest and so much more fits."""
+    """Plan to remove the oldest messages until the others fit, with `messages` more of `size` bytes."""
     cut = begin_cut(kept)
     while cut.count > 0 and not fits(depth, cut, messages, size):
         extend_cut(kept, cut)
@@ -407,7 +412,7 @@ def plan_cut(kept: KeptRange, depth: Depth, messages: int, size: int) -> Cut:
 
 
 def cut_in_steps(kept: KeptRange, depth: Depth) -> Work[Cut]:
-    """As `plan_cut`."""
+    """As `plan_cut`, in steps, without more messages."""
     cut, steps = begin_cut(kept), 0
     while cut.count > 0 and not fits(depth, cut, 0, 0):
         extend_cut(kept, cut)
@@ -418,7 +423,7 @@ def cut_in_steps(kept: KeptRange, depth: Depth) -> Work[Cut]:
 
 
 def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
-    """All below that sequence; None where nothing is."""
+    """Plan to remove all messages below the sequence `target`; None if there are none."""
     bucket, floor = kept.log.bucket, kept.state.floor
     found = bucket.reader.locate(kept.number, floor)
     if found is None or found[0] >= target:
@@ -437,7 +442,7 @@ def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
 
 
 def plan_clear(kept: KeptRange, end: int) -> Clearing:
-    """All that is kept below that sequence."""
+    """Plan to remove all retained messages below the sequence `end`."""
     kept.update_low_watermark()
     before, floor = kept.log.reader.before, kept.state.floor
     last = before(end, kept.number) or 0
@@ -451,24 +456,24 @@ def plan_clear(kept: KeptRange, end: int) -> Clearing:
 
 
 def has_all(kept: KeptRange, sequences: Collection[int]) -> bool:
-    """Whether messages that were kept still are."""
+    """Whether messages that were retained before all still are."""
     kept.update_low_watermark()
     return min(sequences) >= kept.state.floor and not any(map(kept.is_deleted, sequences))
 
 
 def counted_of(kept: KeptRange, sizes: Mapping[int, int]) -> tuple[int, int]:
-    """(messages, bytes) of those that are still counted. `sizes`: of messages that were kept, by sequence."""
+    """Return the (messages, bytes) of those in `sizes` that still count. `sizes`: bytes by sequence."""
     left = [size for sequence, size in sizes.items() if kept.is_counted(sequence)]
     return len(left), sum(left)
 
 
 def begin_cut(kept: KeptRange) -> Cut:
-    """Nothing of it yet."""
+    """Return a cut that removes no message yet."""
     return Cut(kept.state.floor, kept.count, kept.size, before=kept.trimmed_count)
 
 
 def extend_cut(kept: KeptRange, cut: Cut) -> None:
-    """By the oldest message that would be left."""
+    """Extend the cut by the oldest remaining message."""
     found = locate(kept, cut.floor)
     if found is None:
         cut.gone += cut.count
@@ -480,13 +485,13 @@ def extend_cut(kept: KeptRange, cut: Cut) -> None:
         cut.count -= 1
         cut.size -= size
         cut.gone += 1
-        if size or not kept.log.metrics.count_eof_markers(kept.number, sequence, cut.floor):  # which is no loss
+        if size or not kept.log.metrics.count_eof_markers(kept.number, sequence, cut.floor):  # a marker is not a loss
             cut.lost += 1
             cut.last_lost = sequence
 
 
 def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
-    """Whether so much more fits below `depth`; not where it was not counted."""
+    """Whether `messages` more of `size` bytes fit below `depth`; False if the range is not counted."""
     if kept.count < 0:
         return False
     if depth.messages and kept.count + messages > depth.messages:
@@ -495,8 +500,8 @@ def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
 
 
 def fits_by_now(kept: KeptRange, messages: int, size: int) -> bool:
-    """As `fits`, below the `depth` of its group. Messages that outlived their ttl take no room: they are counted out in
-    portions, as many as it needs; those of other streams can wait."""
+    """Whether `messages` more of `size` bytes fit below the group's `depth`. Expired messages take no room: they are
+    uncounted in portions until the others fit, or none of the stream remains."""
     depth = kept.log.settings.depth
     while not (enough := fits(depth, kept, messages, size)) and _has_ended(kept):
         kept._retention.expire_messages()
@@ -504,7 +509,7 @@ def fits_by_now(kept: KeptRange, messages: int, size: int) -> bool:
 
 
 def _has_ended(kept: KeptRange) -> bool:
-    """Whether some of its messages may have outlived their own ttl and are not counted out yet."""
+    """Whether messages of the stream may have expired by their own ttl and still count."""
     group = kept._owner.group
     now = group.clock.engine_ns()
     return kept.ends_from <= now and group.ranks.next_expiry_ns <= min(now, kept.ends_until)
@@ -514,20 +519,20 @@ def _has_ended(kept: KeptRange) -> bool:
 
 
 class Expiry:
-    """The `ttl` of one group: which messages have outlived it."""
+    """Expiry of messages by the `ttl` of one group."""
 
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock
-        self._before = (-1, 0)  # (engine time asked for, the answer)
-        self._first = 0  # the first message that has not outlived it, then
+        self._before = (-1, 0)  # cache of `expired_before`: (engine time, result)
+        self._first = 0  # the first message that had not expired at that time
 
     def is_expired(self, record: Record) -> bool:
-        """Whether a message has outlived the group's `ttl`."""
+        """Whether a message has expired by the group's `ttl`."""
         ttl = self._log.settings.ttl
         return bool(ttl) and self._log.times.written_ns(record) + ttl <= self._clock.engine_ns()
 
     def expired_before(self) -> int:
-        """Every message below this sequence has outlived `ttl`."""
+        """Return the sequence below which every message has expired by the group's `ttl`; 0: none has."""
         ttl = self._log.settings.ttl
         if not ttl:
             return 0
@@ -536,18 +541,18 @@ class Expiry:
         if known_at == limit:
             return known
         young, behind, reader, anchors = 0, self._log.end.next, self._log.reader, self._log.state.anchors
-        for first, anchor in reversed(anchors):  # the newest of that time or before tells
+        for first, anchor in reversed(anchors):  # the newest anchor at or before that time converts it
             if anchor.engine_ns <= limit or anchor is anchors[0][1]:
                 young = min(reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1), behind)
                 break
             behind = first
-        if young != self._first:  # a kill leaves a gap in the sequences: a reader before that has lost nothing
+        if young != self._first:  # the gap that a kill leaves in the sequences is no loss to a reader before it
             self._first, known = young, (reader.before(young) or 0) + 1
         self._before = (limit, known)
         return known
 
     def expires_by_ttl(self, sequence: int) -> int:
-        """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
+        """Return the engine ns at which a message expires by the group's `ttl`; NEVER without one."""
         ttl = self._log.settings.ttl
         if not ttl:
             return NEVER
@@ -559,14 +564,14 @@ class Expiry:
 
 
 def newest_written(kept: KeptRange) -> int:
-    """As `newest_kept`, by now, and of the log as it is written: also one that may not be shown yet."""
+    """Return the sequence of the stream's newest retained message, also one that may not be shown yet; 0: none."""
     kept.update_low_watermark()
     held = _newest_in(kept.log.stored, kept.number) if kept.held_count else None
     return held.sequence if held is not None and held.sequence >= kept.log.end.next else kept.newest_kept()
 
 
 def _newest_in(bucket: Bucket, number: int) -> Record | None:
-    """The newest message of a stream there, wanted or not; no EOF marker."""
+    """Return the newest message of a stream in a bucket, retained or not, without EOF markers; None: none."""
     sequence = bucket.reader.before(bucket.end.next, number)
     while sequence is not None:
         try:

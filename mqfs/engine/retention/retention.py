@@ -1,14 +1,14 @@
-"""Retention: which messages of a group are kept, and the room that the others give back.
+"""Retention: which messages of a group are kept, and when the log is trimmed of the others.
 
-Each stream keeps a range of sequences, its KeptRange. The log keeps whole segments: one goes when no stream keeps a
-message of it.
+Each stream retains a range of sequences, its KeptRange. The log keeps whole segments: a segment is removed when no
+stream retains a message of it.
 
     segments       [1 ... 400] [401 ... 800] [801 ...        `kept_from`: the lowest sequence that any stream keeps
-    streams        a keeps 350 to 900, b keeps 700 to 900    350: nothing can go yet
-    `clear a`      a keeps nothing                           700: the first segment goes with the next trim
+    streams        a keeps 350 to 900, b keeps 700 to 900    350: no segment can be removed yet
+    `clear a`      a keeps nothing                           700: the next trim removes the first segment
 
-A trim looks at all streams, in portions. It begins when the log has grown or something expired or was acked. A message
-in the middle of a range may be gone, too: it was dropped, or outlived a ttl of its own (`lapsed`).
+A trim examines all streams, in portions. It begins when the log has grown, or messages expired or were acked. Messages
+in the middle of a range may be removed, too: they were dropped, or expired by a ttl of their own (`lapsed`).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
-_LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
+_LAPSED = 1_024  # expired messages uncounted at once: some 3 ms
 _TRIM_AGAIN_NS = 10**8
-_STEPS = 64  # looked at between two looks at the clock: 0.1 ms
-_FLOORS = 512  # in one record
+_STEPS = 64  # messages examined between two checks of the clock: 0.1 ms
+_FLOORS = 512  # floors in one record
 
 
 def is_per_key(settings: Settings) -> bool:
-    """Whether of each key the newest message is kept."""
+    """Whether the newest message of each key is retained."""
     return settings.replay == "key" and settings.deliver == "all"
 
 
 class Retention:
-    """`interests`: each tells the lowest sequence of a stream that some reader, consumer or ring has not
-    had. `overtake_cursors` is called with a stream that gave up messages, and its floor before."""
+    """The retention of one group. `interests`: functions that return the lowest sequence of a stream that a reader,
+    consumer or ring still needs. `overtake_cursors` is called with a stream whose floor rose, and its floor before."""
 
     overtake_cursors: Callable[[Any, int], None]
 
@@ -54,31 +54,31 @@ class Retention:
         self.ranks = host.ranks
         self.expiry: Expiry = Expiry(host.log, host.clock)
         self.interests: list[Callable[[Any], int]] = []
-        self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
-        self.evictions = 0  # grows with every cut, so that cursors look only then
-        self.evicted_before = 0  # one above the newest message that a cut took away
-        self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
-        self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
-        self._trimmed_expired = 0
-        self._unlooked = 0  # dropped messages to be looked up, as the log has given back room
-        self._dirty = False  # something that was wanted then may not be any more
-        self._trimming: Iterator[None] | None = None  # what is left of it
-        self._cut_below = 0  # what the log's bound has cut last
-        self.room = 0  # bytes that may surely be written before the log's bound is looked at again
-        self._cuts_settled = False
-        self._cut: set[int] = set()  # streams that `depth` has cut since the log had their floors
+        self.lapsed: dict[int, int] = {}  # messages expired by their own ttl: sequence -> stream
+        self.evictions = 0  # grows with every cut, so that cursors check for evictions only then
+        self.evicted_before = 0  # one above the newest message that a cut removed
+        self.kept_from = 0  # the lowest sequence that any stream retained at the last trim
+        self._trimmed_bytes = 0  # the log's size at the last trim
+        self._trimmed_expired = 0  # `Expiry.expired_before` at the last trim
+        self._unlooked = 0  # dropped messages to be looked up, as segments were removed since
+        self._dirty = False  # whether messages may have become unneeded since the last trim
+        self._trimming: Iterator[None] | None = None  # the rest of an unfinished trim
+        self._cut_below = 0  # the sequence below which the log's bound evicted last
+        self.room = 0  # bytes that may be written before the log's bound is checked again
+        self._cuts_settled = False  # whether `apply_depth_after_recovery` is done
+        self._cut: set[int] = set()  # streams that `depth` cut, whose floors are not in the log yet
         self._expiry_alarm = Alarm(host.timers, host, EXPIRY, "expiring messages", self._expire_due)
-        self._trim_again_ns = 0  # engine time, before which writers that wait have nothing trimmed
+        self._trim_again_ns = 0  # engine time before which blocked writers cause no trim
         self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self.trim())
         self.newest = NewestPerKey(host) if is_per_key(host.settings) else None
-        self.tail = 0  # under `replay key`: no stream has one above it
+        self.tail = 0  # under `replay key`: the highest `KeptRange.tail` of all streams
 
     def low_watermark(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
+        """Return the lowest sequence of the stream that a present reader, a consumer or a ring still needs."""
         return min([self._log.end.next, *(interest(stream) for interest in self.interests)])
 
     def retention_changed(self, change: Change | None = None) -> None:
-        """A change of the group may have made messages unwanted. The log has it, and the state."""
+        """Mark the group for a trim after a change that the log and the state have. None: no recorded change."""
         self._dirty = True
         if change is not None and change["do"] == "drop":
             self._record_cuts()
@@ -92,7 +92,7 @@ class Retention:
             self.newest.remove(change["stream"], sequence)
 
     def expire_messages(self) -> None:
-        """Messages whose own ttl has ended count no more: a portion."""
+        """Uncount messages whose own ttl has expired, at most _LAPSED."""
         ended = self.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
@@ -105,15 +105,14 @@ class Retention:
                 self._host.mark_dirty()
 
     def _forget_lapsed(self) -> Iterator[None]:
-        """Those at the beginning of their stream need not be remembered, nor dropped ones: it keeps nothing there. In
-        steps."""
+        """Raise floors past expired and dropped messages, then forget the expired ones below them. In steps."""
         for number in {*self.lapsed.values(), *self._log.state.dropped.values()}:
             if (stream := self._host.numbers.get(number)) is not None:
                 yield from stream.kept.pass_absent()
         yield from self._forget_absent(self.lapsed)
 
     def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
-        """Forget what is below its stream's floor, of messages that are not to be seen. In steps."""
+        """Remove from `absent` the messages below their stream's floor, or of removed streams. In steps."""
         for count, (sequence, number) in enumerate(list(absent.items())):
             owner = self._host.numbers.get(number)
             if owner is None or sequence < owner.kept.state.floor:
@@ -123,23 +122,25 @@ class Retention:
                 yield
 
     def _forget_removed(self, absent: dict[int, int]) -> None:
-        """The log has given back room: messages in the middle may be gone from it, too. A portion of them is looked up.
-        Claimed ones are remembered: an acknowledgement must not count them out again."""
+        """Remove from `absent` messages that the log no longer has, as segments were removed or compacted. Looks up a
+        portion of them. Claimed messages stay: an acknowledgement must not uncount them again."""
         claimed = set[int]().union(*(consumer.claims for consumer in self._host.consumers.every()))
         for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
             found = self._log.reader.locate(number, sequence)
             if (stream := self._host.numbers.get(number)) is not None:
-                stream.kept.newest_kept()  # while it is known that this one is not
+                stream.kept.newest_kept()  # look it up while this message is known to be deleted
             del absent[sequence]
             if (found is not None and found[0] == sequence) or sequence in claimed:
-                absent[sequence] = number  # after the others, which are looked at before it is again
+                absent[sequence] = number  # at the end: the others are looked up first next time
             else:
                 self.ranks.remove(sequence)
 
     def _forget_dropped(self) -> None:
-        """As `_forget_removed`, but while the message may be found again, by a start after a crash or by a server that
-        takes over, it is remembered. Below their stream's floor `_forget_absent` forgets them, as the state at the head
-        of the next segment has that floor."""
+        """Forget dropped messages that the log no longer has, a portion at a time.
+
+        A dropped message is remembered while a start after a crash, or a server that takes over, may find it again.
+        Below the stream's floor `_forget_absent` forgets it: the STATE record of the next segment has that floor.
+        """
         if self._unlooked and self._log.upkeep.is_final:
             self._forget_removed(self._log.state.dropped)
             self._unlooked = max(self._unlooked - _LOOKED_AT, 0)
@@ -148,28 +149,29 @@ class Retention:
 
     @property
     def _looks_again(self) -> bool:
-        """Whether dropped messages are to be looked up in this trim or a later one. In a copy they stay."""
+        """Whether dropped messages have to be looked up in this trim or a later one. With a copy they may stay in it
+        for good."""
         return self._unlooked > 0 and (self._log.upkeep.is_final or self._log.upkeep.lag is None)
 
     def is_expired(self, record: Record) -> bool:
-        """Whether a message has outlived its own ttl."""
+        """Whether a message has expired by its own ttl."""
         rank = self.ranks.of(record)
         return rank is not None and rank.expires_ns <= self._host.clock.engine_ns()
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing but time and commands decide what is kept."""
+        """Whether only time and commands remove messages."""
         return not self.is_up_to_readers and self._log.settings.depth is NO_DEPTH
 
     @property
     def is_up_to_readers(self) -> bool:
-        """Whether what they have had is not kept. Where it is, floors rise at once; only time is looked at later."""
+        """Whether the progress of readers and consumers decides which messages are retained."""
         settings = self._log.settings
         return settings.replay != "all" or settings.deliver != "all"
 
     def advance_all(self) -> None:
-        """Raise all floors that readers decide: removed messages stay removed for those that seek back. Under `replay
-        last` a stream with one message keeps that."""
+        """Raise all floors that depend on readers, so that a seek back does not find trimmed messages. Under `replay
+        last` a stream with one message retains it, so its floor stays."""
         if self.is_up_to_readers:
             is_last_kept = self._log.settings.replay == "last" and self._log.settings.deliver == "all"
             for stream in self._host.numbers.values():
@@ -183,7 +185,8 @@ class Retention:
         return limits.MEMORY_BYTES if self._host.in_memory else limits.GROUP_BYTES
 
     def trim(self, always: bool = False) -> None:
-        """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        """Begin or continue a trim of the log. It begins if enough has changed, or with `always`, which also completes
+        it at once."""
         if self._cut and (self.newest is not None or self.lapsed or self.ranks.count_expiring()):
             self._record_cuts()
         if always or self._trimming is None:
@@ -197,7 +200,7 @@ class Retention:
         self._go_on_trimming(always)
 
     def _go_on_trimming(self, always: bool = False) -> None:
-        """A slice of it, or with `always` all."""
+        """Continue the trim for a slice of time, or with `always` to its end."""
         clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         try:
@@ -206,13 +209,14 @@ class Retention:
                     self._trim_alarm.at(clock.engine_ns() + 1)
                     return
         except Exception:
-            self._dirty = True  # to be tried again
+            self._dirty = True  # have it retried
             self._trimming = None
             raise
         self._trimming = None
 
     def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
-        """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
+        """Trim the log, in steps. Floors only rise, so those found first still hold at the end. Streams that are made
+        meanwhile keep all their messages."""
         yield from self.ranks.load()
         self._expire_due(self._host.clock.engine_ns())
         yield from self._forget_lapsed()
@@ -223,7 +227,7 @@ class Retention:
         self._dirty, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
         for stream in list(self._host.numbers.values()):
-            stream.kept.update_low_watermark()  # up to all its consumers
+            stream.kept.update_low_watermark()  # examines all consumers of the stream
             floors[stream.number] = stream.kept.state.floor
             if (kept := self._log.reader.locate(stream.number, stream.kept.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
@@ -246,7 +250,7 @@ class Retention:
         self._trimmed_bytes = self._log.upkeep.size
 
     def note_eviction(self, messages: int, before: int) -> None:
-        """A bound or `clear` took away that many messages below that sequence."""
+        """Count messages below the sequence `before` that a bound or `clear` removed."""
         self.evictions += messages
         self.evicted_before = max(self.evicted_before, before)
 
@@ -257,14 +261,16 @@ class Retention:
             self._host.mark_dirty()
 
     def find_room(self, room: int) -> bool:
-        """The estimated room is used up: measure it. False: there is none."""
+        """Measure the room below the log's bound, after the estimate is used up, and make some if necessary. Whether
+        there are `room` bytes."""
         if self._log.upkeep.size + room > self.bound_bytes() and not self._make_room(room):
             return False
         self.room = max(self.bound_bytes() - self._log.upkeep.size - room, 0)
         return True
 
     def _make_room(self, room: int) -> bool:
-        """The log reached its bound: give back what is not wanted, and with `full drop-old` cut the oldest stretch."""
+        """Trim a log that reached its bound, and with `full drop-old` evict its oldest segment. Whether there is
+        room."""
         full = self._log.settings.full
         if full == "block":
             self._trim_again()
@@ -276,7 +282,7 @@ class Retention:
         return beyond <= 0 or full == "drop-old"
 
     def _trim_again(self) -> None:
-        """For writers that wait, of whom each asks again whenever a message was read."""
+        """Trim for blocked writers, at most every _TRIM_AGAIN_NS: each of them retries whenever a message is read."""
         now, self._dirty = self._host.clock.engine_ns(), True
         if now >= self._trim_again_ns:
             self._trim_again_ns = now + _TRIM_AGAIN_NS
@@ -287,7 +293,7 @@ class Retention:
 
     def _evict_oldest(self, beyond: int) -> None:
         if self._log.reader.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
-            return  # what was cut is given back as soon as the disk has that
+            return  # the room of the last cut is free as soon as the cut is on disk
         self._cut_below = self._log.metrics.stretch_end(self.kept_from)
         ranges = [stream.kept for stream in self._host.numbers.values()]
         found = {kept: cut for kept in ranges if (cut := retained.plan_cut_below(kept, self._cut_below))}
@@ -299,12 +305,13 @@ class Retention:
         self.trim(always=True)
 
     def take_room(self, size: int) -> bool:
-        """So many bytes are to be appended. False: the log has reached its bound, and `full` does not have it cut."""
+        """Take `size` bytes of the log's room before an append. False: the log has reached its bound, and `full` does
+        not let it evict messages."""
         self.room -= size
         return self.room >= 0 or self.find_room(size)
 
     def reserve_room(self, size: int) -> None:
-        """As `take_room`, for what can neither wait nor be discarded. Raises StreamFull."""
+        """Take room for records that can neither wait nor be discarded. Raises StreamFull."""
         if not self.take_room(size):
             raise self.bound_reached()
 
@@ -312,12 +319,15 @@ class Retention:
         return errors.StreamFull(f"the group's log is full: {self.bound_bytes()} bytes")
 
     def note_cut(self, number: int) -> None:
-        """`depth` has cut a stream, and the log does not have its floor."""
+        """Remember that `depth` cut a stream whose floor is not in the log yet."""
         self._cut.add(number)
 
     def _record_cuts(self) -> None:
-        """Have the log say what `depth` has cut. A start cuts to the depth what it finds: where that is less, as others
-        went from the middle, or it keeps more by another setting, the oldest would come back."""
+        """Record the floors of streams that `depth` cut. A failure is retried with the next trim.
+
+        A start evicts again only down to the depth. If messages in the middle were removed since, or another setting
+        now retains more, evicted messages would reappear.
+        """
         numbers = self._host.numbers
         with suppress(errors.MqfsError):  # tried again with the next trim
             while some := list(islice(self._cut, _FLOORS)):
@@ -327,24 +337,24 @@ class Retention:
                 self._cut.difference_update(some)
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
-        """Have the log say what these streams will not keep any more. Raises DiskFailed."""
+        """Record the low watermarks of these streams, unless the group is in memory. Raises DiskFailed."""
         if self._log.settings.keep != "ring":
             self._log.persist_low_watermarks(floors)
 
     def apply_depth_after_recovery(self) -> None:
-        """What `depth` had cut before the start is not offered to anyone again."""
+        """Evict again, once, the messages that `depth` had evicted before the start, so that no reader gets them."""
         if self._log.settings.depth is not NO_DEPTH and not self._cuts_settled:
             for stream in self._host.numbers.values():
                 stream.kept.update_low_watermark()
         self._cuts_settled = True
 
     def bound_depth(self, stream: Stream, *, is_counted: bool = False) -> None:
-        """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it.
-        `is_counted`: just before the append it was found out what it keeps, and that a cut is due."""
+        """Cut a stream to its `depth` under `full drop-old`, after messages were appended beyond it. `is_counted`: the
+        low watermark was updated just before the append, and a cut was found to be due."""
         settings, kept = self._log.settings, stream.kept
         if settings.full != "drop-old" or settings.depth is NO_DEPTH or stream.name == settings.dead:
             return
-        # Messages that wait for the replica count; under `replay key` only then it is known what it replaces.
+        # Messages that wait for the replica count, except under `replay key`: what they supersede is not known yet.
         held = (0, 0) if self.newest is not None else (kept.held_count, kept.held_size)
         if retained.fits(settings.depth, kept, *held):
             return
@@ -352,20 +362,22 @@ class Retention:
             kept.update_low_watermark()
             if retained.fits_by_now(kept, *held):
                 return
-        with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
+        with suppress(errors.MqfsError):  # the message is in the log, even if the cut is refused: the next one cuts
             kept.cut_to_depth()
 
     def expire_at(self, due_ns: int, number: int) -> None:
-        """A message of the stream of that number outlives its own ttl then: a writer may wait for its room."""
+        """Set the alarm for a message of stream `number` whose own ttl expires at `due_ns`: a writer may wait for its
+        room."""
         if (stream := self._host.numbers.get(number)) is not None:
             kept = stream.kept
-            is_first = kept.ends_until < self.ranks.next_expiry_ns  # those noted before are counted out
+            is_first = kept.ends_until < self.ranks.next_expiry_ns  # all earlier ones are uncounted already
             kept.ends_from = due_ns if is_first else min(kept.ends_from, due_ns)
             kept.ends_until = max(kept.ends_until, due_ns)
         self._expiry_alarm.at(due_ns)
 
     def _expire_due(self, now_ns: int) -> None:
-        """Not before all with an own ttl are known: `trim` has them read, then calls this again."""
+        """Uncount expired messages and set the alarm again. If not all messages with an own ttl are known yet, `trim`
+        reads them first, then calls this."""
         if not self.ranks.is_complete:
             self.trim()
             return
@@ -375,14 +387,15 @@ class Retention:
 
 
 def forget_dropped(group: Group, names: Set[str]) -> Iterator[None]:
-    """Forget the dropped messages before all that these streams keep. In steps."""
+    """Forget the dropped messages below the first retained message of these streams. In steps."""
     for stream in [group.streams[name] for name in names & group.streams.keys()]:
         yield from stream.kept.pass_absent()
     yield from group.retention._forget_absent(group.state.dropped)
 
 
 def renew_newest(retention: Retention, group: Group) -> None:
-    """`replay` or the stream of dead letters is another: what is kept by keys is looked up again, if anything is."""
+    """Rebuild the index of keys after a change of `replay` or of the stream of dead letters; drop it if `replay` is not
+    `key` any more."""
     group.log.remember_newest(None)
     if retention.newest is not None:
         retention.newest.end()
