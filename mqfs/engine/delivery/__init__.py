@@ -1,6 +1,6 @@
-"""The ways out: who gets a message, and what becomes of it until it is acknowledged.
+"""Delivery: which readers get a message, and what happens to it until it is acknowledged.
 
-A new message takes one way, in this order:
+A new message passes these modules, in this order:
 
     fanout.py            all reads that wait: the stream's, `order`'s, cursors', views' (waiting.py), then consumers'
       registry.py        the consumers of the group by name, and which of them are over which streams
@@ -16,6 +16,6 @@ message is requeued, waits for its backoff, or becomes a dead letter), or retent
                      acked: below `low` ─┘   │     └─ not looked at yet: only in the log
             unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.unacked`
 
-The memory of a consumer is those rows. priorities.py indexes the messages with a priority or a ttl of their own;
-exclusive_messages.py has those that the first consumer of all gets alone (`single`).
+Those rows are a consumer's memory. priorities.py indexes the messages with a priority or a ttl of their own.
+exclusive_messages.py handles those that only the first claiming consumer gets (`single`).
 """

@@ -1,7 +1,7 @@
-"""The backlog of a consumer: the messages for it that are not acked, listed and counted, and the bound of their number.
+"""The backlog of a consumer: its unacked messages, listed and counted, and the bound of their number.
 
-The number is counted when it is first asked for, and kept up to date from then on. After what makes it uncertain (a
-stream that is covered no more, a body of many parts) it is counted again when it is next asked for.
+The number is counted on first use and kept up to date from then on. A change that makes it uncertain (a stream that is
+no longer covered, a body of many parts) has it counted again on next use.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
-_FREE_STEPS = 200  # a count of at most these may be made for each write
-_STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step, and at most
-_LOOK_EVERY = 64  # sequences, between two looks for messages that a program leaves out
-_LOOK_WHEN_FULL = 4 * limits.PASSED_MESSAGES  # passed over by one of them: some 8 ms
+_FREE_STEPS = 200  # a count of at most these steps may be made for each write
+_STEP_NS, _RECOUNT_NS = 20_000, 10**9  # pause after a longer count: for each step, and at most
+_LOOK_EVERY = 64  # sequences between two searches for messages that a program excludes
+_LOOK_WHEN_FULL = 4 * limits.PASSED_MESSAGES  # messages that one of these searches passes over: some 8 ms
 _LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 ms
 
 
 class Backlog:
-    """The messages that a consumer has not acked. It acks those that a program leaves out, where these fill it."""
+    """The unacked messages of a consumer. If messages that a program excludes fill it, it acks them."""
 
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_look_at", "_looked_to", "_own", "_recount_ns", "_size",
                  "cut_from")  # fmt: skip
@@ -39,23 +39,24 @@ class Backlog:
         self._group, self._own, self._coverage, self._claims = owner.group, owner.state, owner.coverage, owner.claims
         self._held = owner.held_exclusives
         self._size: int | None = None  # None: to be counted
-        self._recount_ns = 0  # not before, by the engine's clock
-        self.cut_from = 0  # the last look for messages to be cut went that far
-        self._looked_to = 0  # and that for messages that a program leaves out
-        self._look_at = 0  # it continues when the log is that long, or sooner
+        self._recount_ns = 0  # engine time before which it is not counted again
+        self.cut_from = 0  # end of the last search for messages to skip
+        self._looked_to = 0  # end of the last search for messages that a program excludes
+        self._look_at = 0  # log end at which that search continues, or sooner
 
     def streams(self) -> list[Stream]:
-        """Those whose messages may be for it."""
+        """Return the streams whose messages may be for the consumer."""
         return [stream for stream in self._candidates() if self._coverage.covers(stream)]
 
     def _candidates(self) -> list[Stream]:
-        """All of the group's, unless it is over a single one."""
+        """Return all streams of the group, or the single stream that the consumer is over."""
         single = self._coverage.stream or self._group.streams.get(self._own.over)
         return [single] if single is not None else list(self._group.numbers.values())
 
     def unclaimed(self, position: int = 0, most: int = limits.PASSED_MESSAGES) -> tuple[Record | None, int]:
-        """The first message from that sequence on that is neither acked nor in flight, a delayed one too, and the
-        sequence to go on from. It passes over `most` messages at most; (None, NEVER): there is none."""
+        """Return the first message from `position` on that is neither acked nor in flight, delayed or not, and the
+        sequence to continue from. Pass over at most `most` messages. (None, NEVER): there is none; (None, another
+        sequence): none found yet."""
         progress, claims = self._own.progress, self._claims
         position = max(position, progress.ack_floor)
         bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
@@ -89,11 +90,11 @@ class Backlog:
         )
 
     def count(self, end: int | None = None) -> int:
-        """Messages before the sequence `end` that are not acked, those too which a program of a view leaves out."""
+        """Return the number of unacked messages before `end`, including those that a view's program excludes."""
         return sum(self.counts(end))
 
     def counts(self, end: int | None = None) -> Iterator[int]:
-        """The same, stream by stream, so that a caller may pause: 0 too for those that it does not cover."""
+        """Yield the count of each stream, so that a caller may pause; 0 for a stream that is not covered."""
         progress = self._own.progress
         low, last = progress.ack_floor, self._group.log.end.next if end is None else end
         for stream in self._candidates() if low < last else ():
@@ -110,8 +111,8 @@ class Backlog:
             yield kept.messages(begin, end) - acked
 
     def count_unclaimed(self, counts: dict[object, int]) -> Work[tuple[int, int]]:
-        """(messages neither acked nor in flight, those of them that are delayed). In steps: of few they are of one
-        moment. `counts` is filled with what was counted: it serves all consumers at the same place, until others were
+        """Return (messages neither acked nor in flight, delayed messages among them). In steps: few messages are
+        counted at one moment. `counts` caches counts for all consumers with the same progress, until other work was
         served."""
         progress, stream = self._own.progress, self._coverage.stream
         moment = self._group.portions.count
@@ -128,7 +129,7 @@ class Backlog:
         return waiting, min(delayed, waiting)
 
     def count_claimed_and_delayed(self) -> Work[tuple[int, int]]:
-        """(messages claimed, messages delayed) of those that `count` counts: of streams that it covers by now. In
+        """Return (claimed messages, delayed messages) among those that `count` counts, of streams covered now. In
         steps."""
         now, numbers, unacked = self._group.clock.engine_ns(), self._group.numbers, self._own.progress.unacked
         claimed = delayed = 0
@@ -158,24 +159,24 @@ class Backlog:
     # ------------------------------------------------------------ the bound
 
     def size(self) -> int:
-        """As `count`, kept up to date. While a message of a batch is delivered, those after it do not count yet."""
+        """As `count`, kept up to date. While a message of a batch is delivered, later ones do not count yet."""
         if self._size is None:
             self._size = self.count(self._end())
         return self._size
 
     def _end(self) -> int:
-        """Where the messages end that count."""
+        """Return the sequence after the last message that counts."""
         new = self._group.waiting.record_being_delivered
         return self._group.log.end.next if new is None else new.sequence + 1
 
     def on_appended(self) -> None:
-        """A message that it covers was appended, or is not acked any more."""
+        """Count a covered message that was appended, or is no longer acked."""
         if self._size is not None:
             self._size += 1
 
     def on_acked(self, sequence: int, number: int, size: int, is_multipart: bool) -> None:
-        """A message of the stream of that number was acked; if `is_multipart`, all parts of one body, of which it is
-        the last."""
+        """Record the ack of a message of stream `number`, with a body of `size` bytes. `is_multipart`: it is the last
+        part of a body, all parts of which were acked."""
         self._held.discard(sequence)
         stream = self._group.numbers.get(number)
         if is_multipart:
@@ -184,19 +185,19 @@ class Backlog:
             self._size -= 1
         settings = self._group.log.settings
         if settings.replay == "all" and settings.deliver == "all":
-            return  # whoever acks, the message is kept
+            return  # the message is retained, whoever acks it
         if stream is not None and is_multipart:
             stream.kept.recount()
-        elif stream is not None and self._coverage.covers(stream):  # else it does not count for this one by now
+        elif stream is not None and self._coverage.covers(stream):  # else it no longer counts for this consumer
             stream.kept.on_acked(sequence, size)
         self._group.retention.note_change()
 
     def recount(self) -> None:
-        """Other streams are covered, or other messages kept."""
+        """Discard the counts: other streams are covered, or other messages retained."""
         self._size, self.cut_from, self._looked_to, self._look_at = None, 0, 0, 0
 
     def exceeds(self, messages: int) -> bool:
-        """Whether so much more would exceed the consumer's own bound."""
+        """Whether `messages` more would exceed the consumer's own bound."""
         most = self._own.backlog
         if not most or self.size() + messages <= most // 2:
             return False
@@ -207,13 +208,13 @@ class Backlog:
             if new is not None and self._own.progress.is_acked(new.sequence):
                 return False
             if self._looked_to < end:
-                most += most // 2  # it is not known yet how many of them wait: rather some too many than one lost
+                most += most // 2  # excluded ones are not known yet: better some too many than one lost
         if self.size() + messages <= most:
             return False
         now_ns = self._group.clock.engine_ns()
         if now_ns < self._recount_ns:
             return True
-        self._size = None  # what expired or was evicted since does not count
+        self._size = None  # messages expired or evicted since do not count
         if self.size() + messages <= most:
             return False
         steps = self._steps()
@@ -221,17 +222,18 @@ class Backlog:
         return True
 
     def _look_for_left_out(self, end: int, waiting: int) -> None:
-        """Continue the look up to `end`: where `waiting` exceed the bound at once, else after some sequences. So does
-        one that is far behind, as after a start, up to half more than the bound: a batch would do all of it at once."""
+        """Continue the search for excluded messages up to `end`: at once if `waiting` exceeds the bound, else after
+        some sequences. A search that is far behind, as after a start, continues at once only if `waiting` is half more
+        than the bound: a batch would do all of it at once."""
         most = self._own.backlog
-        has_come = self._looked_to >= self._look_at - _LOOK_EVERY  # to the end of the last time
+        has_come = self._looked_to >= self._look_at - _LOOK_EVERY  # to the end of the previous search
         if end >= self._look_at or (waiting > most and (has_come or waiting > most + most // 2)):
             self._pass_left_out(end, _LOOK_WHEN_FULL if waiting > most else limits.PASSED_MESSAGES)
             self._look_at = end + _LOOK_EVERY
 
     def _pass_left_out(self, end: int, most: int) -> None:
-        """Messages that a program leaves out do not wait for it: ack those before `end` that were not looked at yet. It
-        passes over `most` messages at most."""
+        """Ack the messages before `end` that a program excludes and that were not examined yet. Pass over at most
+        `most` messages."""
         progress, position = self._own.progress, max(self._looked_to, self._own.progress.ack_floor)
         found: list[tuple[int, int, int]] = []  # sequence, stream, bytes of the body
         while most > 0 and position < end:
@@ -257,7 +259,8 @@ class Backlog:
             self.on_acked(*row, False)
 
     def _is_left_out(self, record: Record) -> bool:
-        """Whether it is one of those, and free; of a body in parts the last one decides, and it stays."""
+        """Whether a program excludes the message, and it is free. Parts of a body are not excluded here: the last part
+        decides for them."""
         stream = self._group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self._counts(stream, record.sequence):
             return False
@@ -268,7 +271,8 @@ class Backlog:
         return not self._coverage.matches(stream, record)
 
     def _steps(self) -> int:
-        """About how many ranges of the log a count reads; ten messages for one, as a store in memory reads each."""
+        """Estimate the ranges of the log that a count reads. Ten messages count as a range, as a store in memory reads
+        each."""
         progress, group = self._own.progress, self._group
         streams = 1 if self._coverage.stream is not None else len(group.numbers)
         return streams * (1 + len(progress.acked_ranges.firsts)) + (group.log.end.next - progress.ack_floor) // 10

@@ -1,7 +1,7 @@
 """A consumer: a durable position in a group's log, whose messages its receivers share, each message to one of them.
 
-The claim and the ack are here, with their records in the log; its parts do the rest. The same class serves the
-named consumers of `.consumers` and the default consumer that each stream has under `deliver one`.
+This module claims and acks, and records both in the log; other modules of the package do the rest. The same class
+serves the named consumers of `.consumers` and the default consumer that each stream has under `deliver one`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Candidate = tuple[int, int, int]  # a message to be claimed: sequence, stream, b
 
 @attrs.define
 class ConsumerCounts:
-    """What a consumer did since the server started; shown in `.stats`."""
+    """Counters of a consumer since the server started, shown in `.stats`."""
 
     delivered: int = 0
     acknowledged: int = 0
-    failed: int = 0  # deliveries
+    failed: int = 0  # failed deliveries
     dead: int = 0  # messages that became dead letters
 
 
 class Claim:
-    """A message that a receiver has and did not ack."""
+    """A message that a receiver claimed and has not acked."""
 
     __slots__ = ("deadline_ns", "deliveries", "entry", "is_multipart", "pid", "receiver", "sequence", "size", "stream")
 
@@ -64,32 +64,33 @@ class Claim:
         self.deadline_ns = 0  # engine time; 0: no lease
 
     def remove(self) -> None:
-        """It has ended."""
+        """Remove a claim that has ended from its consumer and its receiver."""
         consumer = self.receiver.consumer
         consumer.claims.pop(self.sequence, None)
         self.receiver.claims.pop(self.sequence, None)
         if self.sequence < consumer.backlog.cut_from:
-            consumer.backlog.cut_from = self.sequence  # it may be the oldest again
+            consumer.backlog.cut_from = self.sequence  # its message may be the oldest unclaimed one again
         if consumer.flow is not None:
             consumer.dispatcher.on_settled(self.sequence)
 
 
 class Consumer(Numbered):
-    """Made and removed by its registry. `stream`: whose default consumer it is; a named one has none."""
+    """A durable position in a group's log, made and removed by its registry. `stream`: the stream whose default
+    consumer it is; None for a named consumer."""
 
     def __init__(self, group: Group, own: ConsumerState, stream: Stream | None = None) -> None:
         self.group, self._log = group, group.log
         self.state: ConsumerState = own
         self.progress: AckState = own.progress
         self.removed = False
-        self.opens = 0  # handles, those too which only peek
-        self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
+        self.opens = 0  # open handles, including those that only peek
+        self.removal_due = False  # transient, its last handle closed, and the log refused its removal
         self.receivers: set[ClaimingHandle] = set()
-        self.had_receiver = False  # since it was made: a transient one ends then
-        self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: what each one got last
-        self.undo_due: list[ClaimingHandle] = []  # `ack read`: these were lost before they read it; the disk was full
+        self.had_receiver = False  # since it was made: only then may a transient one be removed
+        self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: the last delivery
+        self.undo_due: list[ClaimingHandle] = []  # `ack read`: lost unread when the disk was full
         self.counts = ConsumerCounts()
-        self.held_exclusives: set[int] = set()  # exclusive messages that it claimed first and did not ack
+        self.held_exclusives: set[int] = set()  # exclusive messages claimed here first, not acked
         self.coverage: Coverage = Coverage(self, stream)
         what = f"ending leases and delays of {self.name}"
         self.alarm: Alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
@@ -101,8 +102,8 @@ class Consumer(Numbered):
         self.exclusives = ExclusiveClaims(self)
         self.backlog = Backlog(self)
         self.redelivery = Redelivery(self)
-        self.flow: Flow | None = None  # its rules; None: it has none
-        self._rules = NO_RULES  # those that are in force
+        self.flow: Flow | None = None  # None: no rules
+        self._rules = NO_RULES  # rules in force
         self.on_deliver_changed()
         self.on_rules_changed()
 
@@ -112,7 +113,7 @@ class Consumer(Numbered):
             self.redelivery.on_timer(now_ns)
 
     def end(self) -> None:
-        """It is removed: its reads get end-of-file, and it waits for no time."""
+        """End the parked reads of a removed consumer with end-of-file, and cancel its alarm."""
         self.removed = True
         self.alarm.cancel()
         self.reads.close()
@@ -121,7 +122,7 @@ class Consumer(Numbered):
         self.coverage.exclusives_only = self.coverage.stream is not None and self._log.settings.deliver == "all"
 
     def on_rules_changed(self) -> None:
-        """It has rules now, or others, or none any more."""
+        """Apply the rules of the state: new, changed or removed ones."""
         before, rules = self._rules, self.state.rules
         if rules is before or rules == before:
             return
@@ -136,7 +137,7 @@ class Consumer(Numbered):
     # ------------------------------------------------------------ as a file
 
     def _line(self) -> str:
-        """As a ctl line."""
+        """Return the consumer as a line of `ctl`, without its rules."""
         own = self.state
         words = ["consumer", quote(own.name)]
         words += [quote(own.over)] if own.over else []
@@ -147,7 +148,7 @@ class Consumer(Numbered):
         return " ".join(words)
 
     def lines(self) -> list[str]:
-        """As ctl lines: its own, and one for each of its rules."""
+        """Return lines of `ctl`: the consumer's own, and one for each of its rules."""
         if self.flow is None:
             return [self._line()]
         rules = print_rules(self.state.rules, self.group.clock.engine_ns())
@@ -170,7 +171,7 @@ class Consumer(Numbered):
 
     @property
     def low(self) -> int:
-        """Every message below is acked, and reached its receiver as far as is known."""
+        """The sequence below which every message is acked and, as far as is known, reached its receiver."""
         low = self.progress.ack_floor
         return min(low, *(first for _, first, _, _ in self.unconfirmed.values())) if self.unconfirmed else low
 
@@ -178,14 +179,15 @@ class Consumer(Numbered):
         return self.progress.is_acked(sequence)
 
     def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The parts of [first, last] that are acked."""
+        """Yield the parts of [first, last] that are acked."""
         return self.progress.acked_in(first, last)
 
     # ------------------------------------------------------------ claim and ack
 
     def claim_next(self, receiver: ClaimingHandle, most: int = NEVER, done: Claim | None = None) -> Record | None:
-        """Claim the next message for a receiver; None: there is none, or it has more than `most` bytes. `done`: a claim
-        that is acked by the same record. Raises Damaged, DiskFailed, ReadOnly; then nothing has changed."""
+        """Claim the next message for a receiver and return it; None: no message, or it has more than `most` bytes of
+        headers and body. `done`: a claim to ack with the same record of the log, also if no message is claimed. Raises
+        Damaged, DiskFailed, ReadOnly; then nothing has changed."""
         steps = self.progress.step(ACK, done.entry.first, done.sequence) if done is not None else b""
         found = self.dispatcher.next_message(receiver)
         if found is not None and len(found[0].headers) + len(found[0].body) > most:
@@ -231,9 +233,9 @@ class Consumer(Numbered):
     def claim_behind(
         self, receiver: ClaimingHandle, record: Record, messages: int, size: int, each: int = 0
     ) -> list[Record]:
-        """Claim ordinary messages after one that was claimed just now, by one record of the log: at most that many, of
-        at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
-        changed."""
+        """Claim and return up to `messages` ordinary messages after `record`, just claimed, with one record of the log.
+        They have at most `size` bytes: headers, bodies and `each` bytes per message. Raises DiskFailed, ReadOnly; then
+        nothing has changed."""
         begin = record.sequence + 1
         if self.flow is not None:
             messages = min(messages, self.flow.room())
@@ -248,8 +250,8 @@ class Consumer(Numbered):
     def claim_run(
         self, receiver: ClaimingHandle, after: int, messages: int, size: int
     ) -> tuple[RecordRun, list[int]] | None:
-        """As `claim_behind`, of at most `size` bytes of records, as they are in the log: these, and their sequences.
-        None: they are to be claimed by `claim_behind`."""
+        """As `claim_behind`, but return records as stored, at most `size` bytes of them, and their sequences. None: the
+        caller must use `claim_behind`."""
         if self.flow is not None:
             messages = min(messages, self.flow.room())
         is_run = messages > 0 and not receiver.auto_ack
@@ -264,7 +266,7 @@ class Consumer(Numbered):
         return run, [row[0] for row in rows]
 
     def _claim_all(self, receiver: ClaimingHandle, begin: int, rows: Sequence[Candidate]) -> None:
-        """Claim messages that the search found from `begin` on, by one record of the log."""
+        """Claim messages that the search found from `begin` on, with one record of the log."""
         lasts = [sequence for sequence, _, _ in rows]
         firsts = [begin, *(last + 1 for last in lasts[:-1])]
         steps = self.progress.steps(CLAIM, firsts, lasts)
@@ -273,7 +275,7 @@ class Consumer(Numbered):
         self._hand_over(receiver, rows)
 
     def _hand_over(self, receiver: ClaimingHandle, rows: Sequence[Candidate], is_multipart: bool = False) -> None:
-        """The log says that the receiver claimed them."""
+        """Create a receiver's claims on messages; the log has their record already."""
         self.counts.delivered += len(rows)
         self.group.counts.read += len(rows)
         lease_ns, unacked = self._log.settings.lease, self.progress.unacked
@@ -290,7 +292,7 @@ class Consumer(Numbered):
         return (coverage.stream is None or coverage.exclusives_only) and self.group.ranks.is_exclusive(sequence)
 
     def ack(self, claims: Sequence[Claim], recorded: bool = False) -> None:
-        """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""
+        """Ack claims. `recorded`: the log has the ack already. Raises DiskFailed, ReadOnly; then none is acked."""
         if not recorded:
             if len(claims) == 1:
                 steps = self.progress.step(ACK, claims[0].entry.first, claims[0].sequence)
@@ -298,7 +300,7 @@ class Consumer(Numbered):
                 lasts = [claim.sequence for claim in claims]
                 steps = self.progress.steps(ACK, [claim.entry.first for claim in claims], lasts)
             if self.state.memory and not self.held_exclusives.isdisjoint(claim.sequence for claim in claims):
-                self._log.acknowledge_all([(self.state, steps)])  # others are to know it after a restart
+                self._log.acknowledge_all([(self.state, steps)])  # so that a restart offers them to no other consumer
             else:
                 self._log.acknowledge(self.state, steps)
         self.counts.acknowledged += len(claims)
@@ -309,12 +311,12 @@ class Consumer(Numbered):
         if self.flow is not None:
             for claim in claims:
                 self.dispatcher.on_settled(claim.sequence)
-            if not recorded:  # else this receiver looks for its next message first
+            if not recorded:  # with `recorded` the receiver gets its next message first
                 self.reads.serve()
 
     def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
-        """Claim again what a receiver got under `ack read`, for it is lost before it was read. On a full disk it
-        is tried again in a second: a close never fails by it."""
+        """Claim again the message that a receiver got under `ack read` and lost unread. On a full disk retry in a
+        second: a close never fails because of it."""
         record, first, failed, size = self.unconfirmed[receiver]
         steps = self.progress.step(CLAIM, first, record.sequence, failed, state=State.UNCONFIRMED)
         try:
@@ -338,19 +340,19 @@ class Consumer(Numbered):
             self.dispatcher.on_delivered(record)
 
     def _retry_undo(self) -> None:
-        """The disk was full when these receivers closed."""
+        """Retry the undo for receivers that closed while the disk was full, and nack their claims."""
         due, self.undo_due = self.undo_due, []
         for receiver in due:
             self.undo_auto_ack(receiver)
             self.redelivery.nack_all(list(receiver.claims.values()), "its reader ended")
 
     def skip(self, record: Record) -> None:
-        """Ack a message unread, and the rest of its body with it."""
+        """Ack a message unread, together with all parts of its body."""
         last = multipart.last_of(self._log, record) or record
         entry = self.progress.unacked.get(last.sequence)
         first = entry.first if entry else multipart.first_of(self._log, last)
         steps = self.progress.step(ACK, first, last.sequence)
-        if last.sequence in self.held_exclusives:  # no other consumer had it
+        if last.sequence in self.held_exclusives:  # claimed here first: no other consumer received it
             self.exclusives.offer(self.group.numbers[last.stream], last.sequence, (self.state, steps))
         else:
             self._log.acknowledge(self.state, steps)
@@ -359,7 +361,7 @@ class Consumer(Numbered):
             self.dispatcher.on_settled(last.sequence)
 
     def on_dead(self) -> None:
-        """A message became a dead letter. With too many within its time its breaker pauses it."""
+        """Count a dead letter. After too many within its time the breaker pauses the consumer."""
         self.counts.dead += 1
         if self.flow is not None:
             if self.flow.is_broken():
@@ -367,8 +369,8 @@ class Consumer(Numbered):
             self.reads.serve()
 
     def seek(self, position: int) -> None:
-        """Ack all below, nothing above; claims are void, and exclusive messages that it held are for any consumer.
-        Raises DiskFailed, ReadOnly."""
+        """Ack all messages below `position` and none from there on. Claims end, and held exclusive messages are offered
+        to every consumer. Raises DiskFailed, ReadOnly."""
         try:
             self.exclusives.offer_all()
             self._log.acknowledge(self.state, self.progress.step(SEEK, position, position))
@@ -382,13 +384,13 @@ class Consumer(Numbered):
             self.group.retention.note_change()
         finally:
             self.exclusives.serve_others()
-            self.reads.serve()  # before writers go on: what is kept is given before what they write
+            self.reads.serve()  # before blocked writers continue: retained messages come before theirs
             self.group.unblock()
 
     # ------------------------------------------------------------ receivers
 
     def closed(self, receiver: ClaimingHandle) -> None:
-        """Nack the claims of a receiver that is gone."""
+        """Detach a closed receiver and nack its claims."""
         self.receivers.discard(receiver)
         self.reads.polling.discard(receiver)
         if receiver not in self.undo_due:
@@ -397,7 +399,7 @@ class Consumer(Numbered):
         self.on_handle_closed()
 
     def on_handle_closed(self) -> None:
-        """Remove a transient consumer that no handle has open, unless only those which peek had it so far."""
+        """Remove a transient consumer without open handles, unless only peeking handles have opened it so far."""
         if not self.receivers and not self.claims:
             self.dispatcher.release_cache()
         group = self.group
@@ -407,7 +409,8 @@ class Consumer(Numbered):
             self._remove_transient()
 
     def _remove_transient(self) -> None:
-        """Remove it, or try again in a second: a close never fails by it, and on a full disk it holds messages back."""
+        """Remove a transient consumer, or retry in a second. A close never fails because of it. On a full disk the
+        consumer retains messages until then."""
         try:
             self.group.consumers.remove(self)
         except errors.MqfsError as error:
@@ -421,9 +424,9 @@ class Consumer(Numbered):
 
 
 class Coverage:
-    """Which messages of a group are for a consumer, wherever it is: those of the stream, view or group that it is over.
+    """Which messages of a group are for a consumer, whatever its position: those of its stream, view or group.
 
-    `stream`: the one whose default consumer it is; None: it has a name and `state.over`.
+    `stream`: the stream whose default consumer it is; None for a named consumer, which has `state.over`.
     """
 
     __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
@@ -431,13 +434,13 @@ class Coverage:
     def __init__(self, owner: Consumer, stream: Stream | None) -> None:
         self._group, self._ranks, self._own, self.stream = owner.group, owner.group.ranks, owner.state, stream
         self._held = owner.held_exclusives
-        self.exclusives_only = False  # a default consumer under `deliver all` has no others
+        self.exclusives_only = False  # true for a default consumer under `deliver all`
         self._filter: MessageFilter | None = None
         self._filter_version = -1
 
     @property
     def filter(self) -> MessageFilter:
-        """Finds its messages in the log, and others that `matches` leaves out."""
+        """The filter that finds the consumer's messages in the log, and some that `matches` excludes."""
         group = self._group
         if self._filter is None or self._filter_version != group.catalog_version:
             self._filter_version = group.catalog_version
@@ -449,7 +452,8 @@ class Coverage:
         return self._filter
 
     def _over(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-        """Numbers of streams, names of views."""
+        """Return (numbers of streams, names of views) that it is over; numbers None: all streams, or those of the
+        views."""
         if self.stream is not None:
             return (self.stream.number,), ()
         over = self._own.over
@@ -461,7 +465,8 @@ class Coverage:
         return (stream.number,) if stream else (), ()
 
     def covers(self, stream: Stream) -> bool:
-        """Whether messages of the stream may be for it. Dead letters are only for a consumer over their stream."""
+        """Whether messages of the stream may be for the consumer. Dead letters are only for a consumer over their
+        stream."""
         if self.stream is not None:
             return stream is self.stream
         name, over = stream.state.name, self._own.over
@@ -470,8 +475,8 @@ class Coverage:
         return not over or self.filter.covers(stream)
 
     def matches(self, stream: Stream, record: Record) -> bool:
-        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it, and
-        stays so when its stream leaves a view."""
+        """Whether the message is for this consumer, acked or not. An exclusive message belongs to the first consumer
+        that claims it, even after its stream leaves that consumer's view."""
         if self.exclusives_only:
             return self._ranks.is_hidden(record)
         if self.stream is not None or record.sequence in self._held:

@@ -11,12 +11,13 @@ urgent, never with the backlog.
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
 Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
 
-A receiver that may not have the first of `_ready` has a heap of its own (`OwnHeap`): it looks at each once.
+A receiver that may not have the first message of `_ready` gets its own heap (`OwnHeap`), and each message is examined
+once for it.
 
-A search that passes over many messages, of `_ready` or of the log, continues in portions, for that receiver: up to one
-for it, or to the end that the log had when it began. Both places, `_scan_position` and the receiver's `scanned_to`, are
-remembered at each step. Until then that receiver gets nothing by it, also by a claim that does not wait, which ends
-when it `has_looked`.
+A search that passes over many messages, of `_ready` or of the log, continues in portions for its receiver. It ends at a
+message for the receiver, or at the end that the log had when it began. Each step stores both positions,
+`_scan_position` and the receiver's `scanned_to`. Until the search ends the receiver gets no message. A claim that does
+not wait ends when `has_looked` is true.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
-_STEPS = 256  # of such a look-up between two looks at the clock: a short one is done at once on a busy machine, too
-Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
+_STEPS = 256  # between two looks at the clock, so that a busy machine does not divide a short look-up
+Next = tuple[Record, int, int]  # a message, the first sequence of its slot, its failed deliveries
 
 
 def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record | None:
-    """The message of that sequence; None where it is damaged, expired, evicted, dropped, or its stream was removed.
-    `unacked`: a consumer is known that did not ack it."""
+    """Return the message of that sequence; None if it is damaged, expired, evicted or dropped, or its stream was
+    removed. `unacked`: a consumer is known that has not acked it."""
     try:
         record = group.log.reader.scan(sequence)
     except errors.Damaged:
@@ -60,7 +61,7 @@ def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record
 
 
 class Dispatcher:
-    """The search for a consumer. It claims nothing: see `on_claimed`."""
+    """The search for a consumer's next message. It claims nothing: the consumer does, and calls `on_claimed`."""
 
     __slots__ = (
         "_by_expiry",
@@ -94,37 +95,37 @@ class Dispatcher:
         self._receivers = owner.receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
-        self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
-        self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
-        self._loading: list[Key] | None = None  # `_ready`, while it is put together; nothing is claimed meanwhile
-        self._offered: list[Key] | None = None  # `_ready` as it came, for those with a heap of their own
-        self._scans: set[ClaimingHandle] = set()  # for these it is looked through in portions
-        self._looked: ClaimingHandle | None = None  # all that was there was just now looked at for it: see `_end_scan`
-        self.on_looked: Callable[[], None] = lambda: None  # serve the reads that waited for either
-        self._offered_most = 0  # rows, before it is put together again
-        self._order = 0  # the group's order_version when they were looked up
-        self.slots = Ranges()  # of messages that were unacked by then, without these: see `divide`
-        self.flow: Flow | None = None  # the rules of the consumer; None: it has none
-        self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
-        self._by_expiry = False  # the order of what waits there
+        self.gaps: dict[int, int] = {}  # slots without a message for it, first -> last: acked with the next claim
+        self._ready: list[Key] | None = None  # known messages, perhaps free; None: the next claim loads them
+        self._loading: list[Key] | None = None  # `_ready` while it is loaded; no claims meanwhile
+        self._offered: list[Key] | None = None  # rows of `_ready` by arrival, for receivers with an OwnHeap
+        self._scans: set[ClaimingHandle] = set()  # receivers whose search continues in portions
+        self._looked: ClaimingHandle | None = None  # its search has just ended: see `_end_scan`
+        self.on_looked: Callable[[], None] = lambda: None  # serves reads after a load or a search
+        self._offered_most = 0  # rows, before `_offered` is made again
+        self._order = 0  # the group's order_version when `_ready` was loaded
+        self.slots = Ranges()  # of messages unacked then, without the messages: see `divide`
+        self.flow: Flow | None = None  # the consumer's rules; None: no rules
+        self._keys: Keys | None = None  # with a rule about keys, from the first claim on
+        self._by_expiry = False  # whether messages wait in `_keys` in order of expiry
 
     def search_again(self) -> None:
-        """It was moved, or other messages than before are for it or wait for their key: look for all again, from the
-        ack floor on."""
+        """Restart the search at the ack floor: the consumer was moved, or its streams, selection or keys have
+        changed."""
         self._scan_position = self._gap_start = self._progress.ack_floor
         self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, {}
         for receiver in self._receivers:
             receiver.scanned_to = 0
 
     def reopen(self, sequence: int) -> None:
-        """Keep a message out of every slot: it is to be delivered again."""
+        """Exclude a message from every slot, so that it can be delivered again."""
         if self._gap_start <= sequence < self._scan_position:
             self._close_gap(sequence)
             self._gap_start = sequence + 1
 
     def _close_gap(self, end: int) -> None:
-        """No message for it lies before `end`, but one that expired in flight, which the scan does not meet: where that
-        is the last, its receiver acks it."""
+        """Record a gap that ends before `end`. Leave out the slots of messages at its end that expired in flight, which
+        the scan does not meet: their receivers ack these."""
         last = end - 1
         while last >= self._gap_start and (entry := self._progress.unacked.get(last)) is not None:
             last = entry.first - 1
@@ -132,34 +133,34 @@ class Dispatcher:
             self.gaps[self._gap_start] = last
 
     def release_cache(self) -> None:
-        """No receiver is left. Many requeued messages took long to look up, and a worker that opens for each message
-        would do so each time: they stay. Urgent ones, which all consumers share, do not."""
+        """Drop `_ready` when no receiver is open. Keep it if it has many requeued messages: a worker that opens for
+        each message would load them each time. Urgent messages, which all consumers share, are no reason to keep it."""
         if self._ready is None or self._loading is not None:
             return
         if not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
             self._ready = self._offered = None
 
     def gap_steps(self) -> bytes:
-        """The gaps, as the log says them."""
+        """Return the steps that ack the gaps."""
         return b"".join([step(ACK, first, last) for first, last in self.gaps.items()])
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ known messages
 
     def make_ready(self, sequence: int, entry: Unacked) -> None:
-        """A message that is not claimed may be delivered, now or when it is due."""
+        """Offer a message that is not claimed, or set its deadline if it is delayed."""
         if entry.claimed:
             return
         if entry.due_ns > self._group.clock.engine_ns():
             self._deadlines.set(entry.due_ns, sequence)
         elif self._ready is not None:
             record = visible_record(self._group, sequence)
-            rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
+            rank = DeliveryAttributes(0, NORMAL, NEVER)  # removed: the search finds that, and its slot is acked
             self.offer(self._ranks.key(sequence, rank) if record is None else self._key(record))
             if self._keys is not None:
                 self._keys.on_due(sequence)
 
     def add_requeued(self, sequence: int, stream: int) -> None:
-        """A message was requeued. Whether it is kept still is looked up in its turn."""
+        """Offer a requeued message. Whether it is retained is checked when its turn comes."""
         if self._ready is not None:
             rank = self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER)
             heapq.heappush(self._ready, key := self._ranks.key(sequence, rank))
@@ -170,14 +171,14 @@ class Dispatcher:
                 self._keys.on_due(sequence)
 
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
-        """A new message has delivery attributes."""
+        """Offer a new message that has delivery attributes."""
         if self._ready is not None and not rank.continued and (rank.exclusive or not self._coverage.exclusives_only):
             self.offer(self._ranks.key(sequence, rank))
             if not self._receivers:
                 self.release_cache()
 
     def offer(self, key: Key) -> None:
-        """A message may be free: put it among those that the next claim chooses from."""
+        """Add a message that may be free to those that the next claim chooses from."""
         if self._ready is not None:
             heapq.heappush(self._ready, key)
             if (offered := self._offered) is not None:
@@ -185,7 +186,7 @@ class Dispatcher:
                 self._offered = offered if len(offered) <= self._offered_most else None
 
     def _load(self) -> bool:
-        """Put together what is known. False: that takes long, and is done in portions; `on_looked` is called then."""
+        """Load the known messages. False: the load continues in portions, and `on_looked` is called at its end."""
         step = self._group.portions.run(self._load_ready())
         if not isinstance(step, Wait):
             return self._ready is not None
@@ -220,7 +221,7 @@ class Dispatcher:
             raise
 
     def _load_steps(self) -> Work[None]:
-        """In steps: what becomes of a message between two is noted as ever."""
+        """Load in steps; changes of a message between two steps are recorded as usual."""
         self._order, progress, only = self._group.order_version, self._progress, self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
             if not (rank.continued or progress.is_acked(sequence)) and (rank.exclusive or not only):
@@ -245,7 +246,7 @@ class Dispatcher:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is surely no message for any receiver, or it is not known yet."""
+        """Whether surely no receiver can get a message now, or the known messages are still being loaded."""
         if self._loading is not None:
             return True
         if self.flow is not None and not self.flow.room():
@@ -255,7 +256,8 @@ class Dispatcher:
         return self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
 
     def next_message(self, receiver: ClaimingHandle) -> Next | None:
-        """The next one for this receiver, not claimed yet. Raises Damaged, once for each such record."""
+        """Return the next message for this receiver, without claiming it. None: there is none, or the search continues
+        in portions. Raises Damaged, once for each damaged record."""
         if self._loading is not None or (self.flow is not None and not self.flow.room()):
             return None
         if (self._ready is None or self._order != self._group.order_version) and not self._load():
@@ -265,28 +267,29 @@ class Dispatcher:
             best = None
             if self._ready:
                 best = self._best_ready(receiver) if keys is None else self._best_of_keys(receiver, keys)
-            # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or
-            # requeued and older, comes first, and the log need not be asked. Where an earlier expiry counts, it has to.
+            # A scan finds only messages of normal priority at or above its position. So an urgent message, or an older
+            # requeued one, comes first without a look at the log. An earlier expiry needs that look.
             if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
                 return best[1]
             ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
             found = None if ended else self._scan(receiver)
             if found is None and receiver in self._scans and receiver is not self._looked:
-                return None  # what is found may come before the best one of those known
+                return None  # the search may find a message that comes before the best known one
             if best is None or (found is not None and self._key(found[0]) < best[0]):
                 return found
             if keys is None or keys.may_go(best[1][0], best[0]):
                 return best[1]
-            # The scan met one of its key that goes first and is not for this receiver: look again at what is known.
+            # The scan met an earlier message of the key, not for this receiver: look at the known messages again.
 
     def run_from(self, position: int, receiver: ClaimingHandle, messages: int, size: int, each: int) -> list[Record]:
-        """Messages from there on, where the search is: at most that many, of at most `size` bytes of headers, bodies
-        and `each` for each. Anything but an ordinary message that is its own body ends them."""
+        """Return up to `messages` messages from `position` on, if the search is there. They have at most `size` bytes:
+        headers, bodies and `each` bytes per message. The run ends before a message that is not ordinary, or is a part
+        of a body."""
         found: list[Record] = []
-        taken: set[bytes] = set()  # their keys
+        taken: set[bytes] = set()  # keys of the messages found
         if self._ready != [] or not position == self._gap_start == self._scan_position or self.slots.reaches(position):
             return found
-        bound = position + limits.PASSED_MESSAGES * limits.SCANNED_MESSAGES  # in which others may lie between
+        bound = position + limits.PASSED_MESSAGES * limits.SCANNED_MESSAGES  # with room for others between
         while len(found) < messages:
             try:
                 record = self._find(position, max(bound - position, 1))
@@ -308,8 +311,8 @@ class Dispatcher:
         return found
 
     def read_run(self, position: int, receiver: ClaimingHandle, messages: int, size: int) -> RecordRun | None:
-        """As `run_from`, straight from the log: of at most `size` bytes of records. None: they are to be looked at one
-        by one, as one may be known, gone, or not for this receiver."""
+        """As `run_from`, but return records as stored, at most `size` bytes of them. None: the caller must check each
+        message, as one may be known, removed, or not for this receiver."""
         group, progress, coverage = self._group, self._progress, self._coverage
         if self._ready != [] or not position == self._gap_start == self._scan_position or coverage.exclusives_only:
             return None
@@ -333,8 +336,9 @@ class Dispatcher:
         return group.log.reader.read_run(position, end, size, streams, False) if streams else None
 
     def divide(self, sequence: int) -> bytes:
-        """A step before the claim of a message. It may lie in the slot of an unacked one, as the consumer covers it
-        only now: an ack of that one would ack it. The scan, which began again, finds those before it."""
+        """Return a step to record before the claim of a message: it shortens the slot of an unacked message that holds
+        it. Else an ack of that slot would ack the claimed message, which the consumer covers only now. The restarted
+        scan finds earlier messages of the slot."""
         owner = self.slots.end_of(sequence) + 1 if self.slots.reaches(sequence) else 0
         entry = self._progress.unacked.get(owner)
         if entry is None or not entry.first <= sequence < owner:
@@ -342,7 +346,7 @@ class Dispatcher:
         return entry.divided(sequence, owner)
 
     def on_claimed(self, sequence: int, first: int) -> None:
-        """That message was claimed, and its steps recorded. If the scan found it, the next one begins after it."""
+        """Move past a message that was claimed and recorded. If the scan found it, the next slot begins after it."""
         self.gaps = {}
         if self.slots.firsts:
             self.slots.remove(sequence, sequence)
@@ -352,7 +356,8 @@ class Dispatcher:
             self._gap_start = self._scan_position = sequence + 1
 
     def _best_ready(self, receiver: ClaimingHandle, in_portions: bool = False) -> tuple[Key, Next] | None:
-        """The best one of those known that this receiver may have. None, too, where that is looked for in portions."""
+        """Return the best known message that this receiver may have. None: there is none, or the search continues in
+        portions."""
         waiting, is_first, heap = self._waiting, self._waiting.left > 0, self._ready
         assert heap is not None
         while heap:
@@ -365,7 +370,7 @@ class Dispatcher:
                 if not self._look_at_offered(own, receiver):
                     if in_portions or not self._go_on(receiver, is_first):
                         return None
-                    in_portions = True  # there is nothing to go on with
+                    in_portions = True  # the search has ended: do not start another
                     continue
                 mine = own.heap
                 while mine and not (self.is_free(mine[0][2]) and self._may_have(receiver, mine[0])):
@@ -392,7 +397,7 @@ class Dispatcher:
 
     @property
     def held_by_key(self) -> int:
-        """Messages that wait for their key."""
+        """Number of messages that wait for their key."""
         return len(self._keys) if self._keys is not None else 0
 
     def _load_keys(self) -> Work[None]:
@@ -405,24 +410,24 @@ class Dispatcher:
         yield from self._keys.offer_all()
 
     def is_kept(self, sequence: int) -> bool:
-        """Whether a message is there, and for this consumer."""
+        """Whether a message is retained and for this consumer."""
         record = visible_record(self._group, sequence)
         return record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
 
     def on_delivered(self, record: Record) -> None:
-        """It was claimed, and the log says so."""
+        """Count a claimed and recorded message for the rules."""
         if self.flow is not None:
             self.flow.on_delivered()
         if self._keys is not None:
             self._keys.on_claimed(record)
 
     def on_settled(self, sequence: int) -> None:
-        """Its claim has ended, or it was acked unread."""
+        """Update the key of a message whose claim ended, or that was acked unread."""
         if self._keys is not None:
             self._keys.on_settled(sequence)
 
     def _best_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> tuple[Key, Next] | None:
-        """The best one of those known that may go, and that this receiver may have."""
+        """Return the best known message that its key allows and that this receiver may have."""
         heap, again, found = self._ready, dict[Key, None](), None
         assert heap is not None
         while heap and found is None:
@@ -431,7 +436,7 @@ class Dispatcher:
             if key in again:
                 continue
             if not self.is_free(sequence):
-                if self._progress.is_acked(sequence):  # with the slot of another: it went while it waited
+                if self._progress.is_acked(sequence):  # acked with another's slot: removed while it waited
                     keys.on_gone(sequence)
                 continue
             record = visible_record(self._group, sequence)
@@ -453,7 +458,7 @@ class Dispatcher:
             heapq.heappush(heap, key)
         return found
 
-    # ------------------------------------------------------------ what is known, for a receiver
+    # ------------------------------------------------------------ known messages, for a receiver
 
     def is_free(self, sequence: int) -> bool:
         """Whether a message is neither claimed, delayed nor acked."""
@@ -463,7 +468,8 @@ class Dispatcher:
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
     def _own_of(self, receiver: ClaimingHandle, heap: list[Key]) -> OwnHeap:
-        """Those that this receiver may have. Rows that are not free, or there twice, leave a heap that has doubled."""
+        """Return the receiver's own heap. If `heap` has doubled, first remove its rows that are not free or occur
+        twice."""
         if self._offered is None:
             if len(heap) > self._offered_most > 0:
                 heap[:] = {key for key in heap if self.is_free(key[2])}
@@ -475,7 +481,7 @@ class Dispatcher:
         return own
 
     def _look_at_offered(self, own: OwnHeap, receiver: ClaimingHandle) -> bool:
-        """Look at what was offered since. False: it is to go on in portions."""
+        """Examine newly offered messages for the receiver. False: the rest must be examined in portions."""
         waiting, offered = self._waiting, own.offered
         while own.seen < len(offered):
             if waiting.left <= 0:
@@ -487,10 +493,10 @@ class Dispatcher:
 
     def _may_have(self, receiver: ClaimingHandle, key: Key) -> bool:
         stream = self._group.numbers.get(key[3])
-        return stream is None or receiver.may_receive(stream, key[2])  # of a removed one the message is found absent
+        return stream is None or receiver.may_receive(stream, key[2])  # stream removed: so is the message
 
     def _slot(self, sequence: int, record: Record | None) -> tuple[int, int]:
-        """(where it begins, failed deliveries) of a message that is known."""
+        """Return (first sequence of its slot, failed deliveries) of a known message."""
         if (entry := self._progress.unacked.get(sequence)) is not None:
             return entry.first, entry.failed
         return (sequence if record is None else multipart.first_of(self._group.log, record)), 0
@@ -498,14 +504,14 @@ class Dispatcher:
     # ------------------------------------------------------------ the scan of the log
 
     def _scan(self, receiver: ClaimingHandle, in_portions: bool = False, may_go_on: bool = True) -> Next | None:
-        """The first message in the log that no receiver had and this one may have. None, too, where that is looked for
-        in portions; `may_go_on`: they may begin."""
+        """Return the first message in the log that no receiver has had and this one may have. None: there is none, or
+        the search continues in portions. `may_go_on`: portions may begin."""
         group, waiting = self._group, self._waiting
         if receiver in self._scans and not in_portions:
             return None
         position, aside, is_first = self._scan_position, False, waiting.left > 0
         if receiver.scanned_to > position and receiver.scanned_version == group.reach_version:
-            position, aside = receiver.scanned_to, True  # what lies between is not for this one
+            position, aside = receiver.scanned_to, True  # messages in between are not for this receiver
         while True:
             try:
                 record = self._find(position)
@@ -530,7 +536,7 @@ class Dispatcher:
                 if receiver.may_receive(group.numbers[record.stream], record.sequence):
                     return record, first if aside else self._gap_start, 0
                 if self._keys is not None and self._keys.wait(record, key := self._key(record)):
-                    self.offer(key)  # to other receivers: the next of its key waits for it
+                    self.offer(key)  # to other receivers: the next of its key waits
                     verdict = _KNOWN
                 aside = aside or verdict == _CLAIMABLE
             if verdict != _CLAIMABLE and not aside:
@@ -541,11 +547,11 @@ class Dispatcher:
             if waiting.left <= 0 and position < group.log.end.next:
                 if in_portions or not may_go_on or not self._go_on(receiver, is_first):
                     return None
-                return self._scan(receiver, may_go_on=False)  # what they came to
+                return self._scan(receiver, may_go_on=False)  # the result of the portions
 
     def _go_on(self, receiver: ClaimingHandle, is_first: bool) -> bool:
-        """Continue the search in portions; `is_first`: with one now, as it is the first search of this piece of work.
-        Whether it has ended."""
+        """Continue the search in portions; return whether it has ended. `is_first`: run a portion now, as this is the
+        first search of the current piece of work."""
         if receiver in self._scans:
             return False
         version, portions, work = self._group.reach_version, self._group.portions, self._scan_steps(receiver)
@@ -560,8 +566,9 @@ class Dispatcher:
         return False
 
     def _scan_steps(self, receiver: ClaimingHandle) -> Work[None]:
-        """Until there is a message for it, which the next scan then finds at once, or to the end as it was. Other names
-        or permissions do not begin it again: where they change all the time it would not end."""
+        """Search until there is a message for the receiver, which the next scan finds at once, or until the end that
+        the log had. Changed names or permissions do not restart the search: with constant changes it would never
+        end."""
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
         while receiver in self._receivers and self._ready is ready:
             waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
@@ -577,9 +584,9 @@ class Dispatcher:
             yield
 
     def _end_scan(self, receiver: ClaimingHandle, version: int, scan: Wait[None]) -> None:
-        """Those that do not wait end here, and what comes all the time keeps none from those known. Where names or
-        permissions changed meanwhile the log is looked through again for the others: what the scan went past may be for
-        it by now."""
+        """Serve reads after a search in portions. Reads that do not wait end here, and a steady flow of new messages
+        keeps no receiver from the known ones. If names or permissions changed meanwhile, search again for waiting
+        reads: skipped messages may be for the receiver now."""
         group = self._group
         self._scans.discard(receiver)
         self._looked = receiver
@@ -591,7 +598,7 @@ class Dispatcher:
                 self._serve()
 
     def _serve(self) -> None:
-        if not (self._group.removed or self._group.tree.closing):  # which ends its reads
+        if not (self._group.removed or self._group.tree.closing):  # else the group ends the reads itself
             self._waiting.left = limits.PASSED_MESSAGES
             self.on_looked()
 
@@ -599,13 +606,14 @@ class Dispatcher:
         return max(self._scan_position, receiver.scanned_to)
 
     def has_looked(self, receiver: ClaimingHandle, end: int) -> bool:
-        """Whether all messages below `end`, and those known, were looked at for it: none of them is, or it has them."""
+        """Whether all messages below `end`, and the known ones, were examined for the receiver: it has received those
+        for it."""
         if self._loading is not None or receiver not in self._scans:
             return self._loading is None
         return receiver is self._looked and self._looked_to(receiver) >= end
 
     def _pass_known(self) -> Work[None]:
-        """Move the scan to the first message that may go, in steps: there may be many before it."""
+        """Move the scan to the first claimable message, in steps: many messages may come before it."""
         while not (self._coverage.exclusives_only or (self._keys is not None and self._keys.is_full)):
             try:
                 record = self._find(self._scan_position)
@@ -625,8 +633,8 @@ class Dispatcher:
             yield
 
     def _go_past(self, record: Record, first: int, verdict: int) -> int:
-        """No receiver gets that message by the scan, nor acked ones after one that is known; returns where that
-        continues."""
+        """Move the scan past a message that it does not deliver, and past acked messages after a known one. Return its
+        new position."""
         position, progress = record.sequence + 1, self._progress
         if verdict == _KNOWN:
             self._close_gap(first)
@@ -636,8 +644,8 @@ class Dispatcher:
         return position
 
     def _find(self, position: int, most: int = limits.SCANNED_MESSAGES) -> Record | None:
-        """The first message from there on that may be for it, or the last of `most` others. The newest is not read
-        again while it is delivered."""
+        """Return the first message from `position` on that may be for the consumer, or the last of `most` others. The
+        newest message is not read again while it is delivered."""
         fresh, coverage = self._waiting.record_being_delivered, self._coverage
         if fresh is not None and fresh.sequence == position and coverage.covers(self._group.numbers[fresh.stream]):
             return fresh
@@ -651,7 +659,7 @@ class Dispatcher:
         if stream is None or record.kind != MESSAGE or not self._coverage.matches(stream, record):
             return _SKIPPED
         if not stream.kept.visible(record, unacked=True):
-            # Before its slot is acked with the next one's: it is counted as gone now.
+            # Count it as removed now, before its slot is acked with the next message's.
             stream.kept.update_low_watermark()
             return _SKIPPED
         if record.headers and (rank := self._ranks.get(sequence)) is not None and not rank.continued:
@@ -662,4 +670,4 @@ class Dispatcher:
         return _CLAIMABLE
 
 
-_CLAIMABLE, _SKIPPED, _KNOWN = range(3)  # what the scan finds of a message
+_CLAIMABLE, _SKIPPED, _KNOWN = range(3)  # verdicts of the scan on a message

@@ -1,7 +1,7 @@
-"""The exclusive messages of a stream (`single` of `.put`), of which only the first consumer of all gets each.
+"""The exclusive messages of a stream (`single` of `.put`): only the first consumer that claims one receives it.
 
-The stream's default consumer acks such a message when any consumer claims it, under `deliver all` too. So the log tells
-who came first:
+The stream's default consumer acks an exclusive message when any consumer claims it, also under `deliver all`. So the
+log records which consumer was first:
 
     consumer `a` claims 7    one record: `a` CLAIM 7, default ACK 7       no other consumer is given it
     ... and releases it      one record: `a` REQUEUE 7, default REQUEUE 7, and of each other that passed it REQUEUE 7
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class ExclusiveMessages:
-    """Which of a stream's were claimed."""
+    """The exclusive messages of a stream, and which of them were claimed."""
 
     __slots__ = ("_index", "_log", "_retention", "_stream", "astray")
 
     def __init__(self, stream: Stream) -> None:
         group = stream.group
         self._stream, self._log, self._index, self._retention = stream, group.log, group.ranks, group.retention
-        self.astray: dict[int, set[int]] = {}  # claimed by a consumer that does not cover the stream now: what that has
+        self.astray: dict[int, set[int]] = {}  # -> what its consumer, which no longer covers the stream, holds
 
     def is_taken(self, sequence: int) -> bool:
-        """Whether a receiver claimed that one, acked or not."""
+        """Whether a consumer has claimed the exclusive message, acked or not."""
         own = self._log.state.consumers.get(self._stream.number)
         if own is None:
             return False
@@ -48,7 +48,7 @@ class ExclusiveMessages:
         return not (self.is_taken(sequence) or self._stream.kept.is_deleted(sequence))
 
     def first_unclaimed(self) -> int:
-        """The lowest sequence of one that was not claimed; 0 where there is none."""
+        """Return the lowest sequence of an unclaimed exclusive message; 0 if there is none."""
         sequences = self._index.exclusives(self._stream.number)
         floor = self._stream.kept.state.floor
         at = bisect.bisect_left(sequences, floor)
@@ -58,29 +58,29 @@ class ExclusiveMessages:
         return sequences[0] if sequences else 0
 
     def all_unclaimed(self) -> list[int]:
-        """The sequences of those that were not claimed."""
+        """Return the sequences of the unclaimed exclusive messages."""
         sequences = self._index.exclusives(self._stream.number) if self.first_unclaimed() else []
         return [sequence for sequence in sequences if self._is_unclaimed(sequence)]
 
     def first_kept(self) -> int:
-        """The lowest sequence of one that retention must keep: not claimed, or not acked; 0 where there is none."""
+        """Return the lowest sequence that retention must keep: unclaimed, or not acked; 0 if there is none."""
         unclaimed = self.first_unclaimed()
         return min((sequence for sequence in (unclaimed, *self._held(), *self._astray()) if sequence), default=0)
 
     def first_waiting(self) -> int:
-        """The lowest sequence of one that a taker of the stream would get: not claimed, or returned by a taker before;
-        0 where there is none."""
+        """Return the lowest sequence that a receiver of the stream would get: unclaimed, or returned by an earlier
+        receiver; 0 if there is none."""
         consumer = self._stream.default_consumer
         returned = [s for s in self._held() if consumer is not None and s not in consumer.claims]
         return min((sequence for sequence in (self.first_unclaimed(), *returned) if sequence), default=0)
 
     def _held(self) -> list[int]:
-        """Those that were claimed through the stream, are not acked, and are there still."""
+        """Return the retained messages that were claimed through the stream and are not acked."""
         consumer = self._stream.default_consumer
         return self._there(consumer.held_exclusives) if consumer is not None and consumer.held_exclusives else []
 
     def _astray(self) -> list[int]:
-        """Those of `astray` that are not acked, and are there still."""
+        """Return the retained messages of `astray` that are not acked."""
         self.astray = {sequence: held for sequence, held in self.astray.items() if sequence in held}
         return self._there(self.astray) if self.astray else []
 
@@ -89,12 +89,12 @@ class ExclusiveMessages:
         there = [sequence for sequence in sequences if sequence >= floor and self._index.is_exclusive(sequence)]
         return [s for s in there if s not in self._log.state.dropped and s not in self._retention.lapsed]
 
-    # As one of those that share the stream's messages. It holds back those that were not claimed, or that were claimed
-    # through the stream's own consumer and are not acked, and those astray.
+    # As a sharer of the stream's messages. It retains unclaimed messages, those claimed through the stream's default
+    # consumer and not acked, and those astray.
 
     @property
     def low(self) -> int:
-        """The lowest of those that are astray: under `deliver one` the stream's own consumer holds back the others."""
+        """The lowest sequence astray: under `deliver one` the stream's default consumer retains the other messages."""
         return min(self._astray(), default=NEVER)
 
     def is_acked(self, sequence: int) -> bool:
@@ -104,7 +104,7 @@ class ExclusiveMessages:
         return not self._index.is_exclusive(sequence) or (own is not None and own.progress.is_acked(sequence))
 
     def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The parts of [first, last] that it does not hold back."""
+        """Yield the parts of [first, last] that it does not retain."""
         consumer = self._stream.default_consumer
         held = consumer.held_exclusives if consumer is not None else ()
         for sequence in sorted({*self._index.exclusives(self._stream.number), *held, *self.astray}):
@@ -119,21 +119,22 @@ class ExclusiveMessages:
             yield first, last
 
     def claim(self, sequence: int, *also: AckSteps) -> None:
-        """Record that it was claimed, and those steps with it. Raises DiskFailed, ReadOnly."""
+        """Record that a message was claimed, together with the steps `also`. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
         self._log.acknowledge_all([(own, own.progress.step(ACK, sequence, sequence)), *also])
-        if self._stream.shared and self._stream.is_acked_by_all(sequence):  # consumers have passed it before
+        if self._stream.shared and self._stream.is_acked_by_all(sequence):  # all other consumers had passed it
             self._stream.kept.recount()
         self._retention.note_change()
 
     def release(self, sequences: Sequence[int], *also: AckSteps) -> None:
-        """Record that any receiver may claim them, and those steps with it. Raises DiskFailed, ReadOnly."""
+        """Record that any consumer may claim the messages again, together with the steps `also`. Raises DiskFailed,
+        ReadOnly."""
         own = self._stream.own_consumer().state
         self._log.acknowledge_all([*also, (own, own.progress.steps(REQUEUE, sequences, sequences))])
         unclaimed = self._index.exclusives(self._stream.number)
         for sequence in sequences:
             at = bisect.bisect_left(unclaimed, sequence)
-            if unclaimed[at : at + 1] != [sequence] and self._index.is_exclusive(sequence):  # it may have left the log
+            if unclaimed[at : at + 1] != [sequence] and self._index.is_exclusive(sequence):  # it may have been removed
                 unclaimed.insert(at, sequence)
 
 
@@ -144,18 +145,18 @@ _AT_ONCE = 256  # messages offered by one record
 
 
 class ExclusiveClaims:
-    """The claims of a consumer on them."""
+    """A consumer's claims on exclusive messages."""
 
     __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_reads")
 
     def __init__(self, owner: Consumer) -> None:
         self._group, self._own, self._coverage = owner.group, owner.state, owner.coverage
         self._dispatcher, self._claims, self._reads = owner.dispatcher, owner.claims, owner.reads
-        self._held = owner.held_exclusives  # messages it claimed first and did not ack
-        self._offered_to: dict[ExclusiveClaims, None] = {}  # others, whose reads were not served since
+        self._held = owner.held_exclusives  # messages claimed here first, not acked
+        self._offered_to: dict[ExclusiveClaims, None] = {}  # consumers to serve, as they were offered messages
 
     def claim(self, record: Record, steps: bytes) -> None:
-        """Record the steps by which this consumer claims it. Raises DiskFailed, ReadOnly."""
+        """Record the steps by which this consumer claims the message. Raises DiskFailed, ReadOnly."""
         sequence = record.sequence
         if sequence in self._held or self._coverage.stream is not None:
             self._group.log.acknowledge(self._own, steps)
@@ -164,15 +165,15 @@ class ExclusiveClaims:
         self._held.add(sequence)
 
     def release_all(self) -> None:
-        """Offer what it holds to others: the consumer is removed. Raises DiskFailed, ReadOnly; then it holds the rest
-        still."""
+        """Offer all held messages to other consumers, as this one is removed. Raises DiskFailed, ReadOnly; then it
+        still holds the rest."""
         try:
             self.offer_all()
         finally:
             self.serve_others()
 
     def release_uncovered(self) -> None:
-        """Offer what it holds of streams that it does not cover any more; what is in flight stays its own. Raises
+        """Offer held messages of streams that this consumer no longer covers; those in flight stay its own. Raises
         DiskFailed, ReadOnly; then the rest stays its own, too."""
         numbers, gone = self._group.numbers, list[int]()
         for sequence in self._held:
@@ -187,8 +188,8 @@ class ExclusiveClaims:
             self.serve_others()
 
     def offer_uncovered(self, claim: Claim) -> bool:
-        """Offer a held message that was in flight, and is to be delivered again, where this consumer does not cover its
-        stream any more. False: it is this consumer's still. Raises DiskFailed, ReadOnly."""
+        """Offer a held message that must be delivered again, if this consumer no longer covers its stream. False: the
+        message stays with this consumer. Raises DiskFailed, ReadOnly."""
         sequence, stream = claim.sequence, self._group.numbers.get(claim.stream)
         if stream is None or self._coverage.covers(stream):
             return False
@@ -199,7 +200,7 @@ class ExclusiveClaims:
         return True
 
     def offer_all(self) -> None:
-        """As `release_all`, but the reads of the others wait for `serve_others`."""
+        """As `release_all`, but the reads of other consumers wait for `serve_others`."""
         self._offer_each(self._held)
 
     def _offer_each(self, claimed: Iterable[int]) -> None:
@@ -228,14 +229,13 @@ class ExclusiveClaims:
             claim.remove()
 
     def offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
-        """Let the other consumers of the stream claim a message that this one held, and record those steps with it.
-        Raises DiskFailed, ReadOnly."""
+        """Let the other consumers of the stream claim a message that this one held, and record the steps `also` with
+        that. Raises DiskFailed, ReadOnly."""
         self._record_offers(stream, [sequence], self._offers(stream, [sequence]), *also)
         self.serve_others()
 
     def _offers(self, stream: Stream, sequences: Sequence[int]) -> list[Offered]:
-        """The other consumers of the stream, and for each of these messages the steps by which such a one may claim
-        it."""
+        """Return the other consumers of the stream, each with the steps that let it claim each message."""
         others = [other.exclusives for other in stream.consumers() if other.exclusives is not self]
         return [(other, other._own.progress.offer(sequences)) for other in others]
 
@@ -256,30 +256,30 @@ class ExclusiveClaims:
                     other._dispatcher.make_ready(sequence, entry)
 
     def serve_others(self) -> None:
-        """Serve the reads of those to whom messages were offered."""
+        """Serve the reads of the consumers that were offered messages."""
         others, self._offered_to = self._offered_to, {}
         for other in others:
             other._reads.serve()
 
     def _steps_to_offer(self, sequences: Iterable[int], offered: Iterable[bytes]) -> bytes:
-        """What the log has to say so that this consumer may claim them: these steps, after those of its gaps."""
+        """Return the steps to record so that this consumer may claim the messages: those of its gaps, then
+        `offered`."""
         for sequence in sequences:
             self._dispatcher.reopen(sequence)
         unacked, gaps = self._own.progress.unacked, self._dispatcher.gap_steps()
-        if not gaps:  # else one may be in a gap
+        if not gaps:  # a message may lie in a gap
             offered = [steps for sequence, steps in zip(sequences, offered, strict=True) if sequence not in unacked]
         return b"".join([gaps, *offered])
 
 
-Offered = tuple[ExclusiveClaims, list[bytes]]  # to whom; its steps, of each message its own
+Offered = tuple[ExclusiveClaims, list[bytes]]  # a consumer's claims, and its steps for each message
 
 
 # ------------------------------------------------------------ sharers
 
 
 class NeverConsumed:
-    """Stands in for the default consumer under `deliver one`, where no message was ever claimed: it has acked
-    nothing."""
+    """Stand-in for the default consumer under `deliver one` until a message is claimed: it has acked nothing."""
 
     low = 0
 

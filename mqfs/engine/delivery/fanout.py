@@ -1,6 +1,6 @@
 """Delivery of a new message to all parked readers: of its stream, `order`, cursors, views, consumers, and pollers.
 
-They are served in that order, each before the write returns. While no read is parked a write looks at one number.
+They are served in that order, each before the write returns. While no read is parked a write checks one number.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MESSAGE = int(Kind.MESSAGE)
 
 
 class Fanout:
-    """The open readers of a group, and what they wait for."""
+    """The open readers of a group, and the lists of their parked reads."""
 
     def __init__(self, group: Group) -> None:
         self._log, self._expiry, self._ranks = group.log, group.retention.expiry, group.ranks
         self._views, self._consumers, self._waiting = group.views, group.consumers, group.waiting
-        self.log_readers: set[MergedReader] = set()  # of `order` and views
+        self.log_readers: set[MergedReader] = set()  # readers of `order` and views
         self.order_waits = WaitList(group.waiting)
         self.cursors: set[Cursor] = set()
-        self._unused = -1  # sequences below the first since the start; -1: not looked up yet
+        self._unused = -1  # unused sequences before the first of this start; -1: not counted yet
         self.cursor_waits = WaitList(group.waiting)
         self.view_waits: dict[View, WaitList] = {}
         self.pollers = PollList(group.waiting)  # of `order`, views and cursors
@@ -45,9 +45,9 @@ class Fanout:
         )
 
     def low_watermark(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that an open reader has not had."""
+        """Return the lowest sequence of the stream that an open reader has not read."""
         low = NEVER
-        if len(stream.waits.readers) < len(stream.readers):  # a reader that waits has had everything
+        if len(stream.waits.readers) < len(stream.readers):  # a parked reader has read everything
             for reader in stream.readers:
                 if reader not in stream.waits.readers:
                     low = min(low, reader.position)
@@ -61,7 +61,8 @@ class Fanout:
         return low
 
     def _slack(self) -> int:
-        """Below it cursors hold nothing back: at most `CURSOR_SLACK_MESSAGES`. Unused sequences hold none."""
+        """Return the sequence below which cursors retain nothing: at most `CURSOR_SLACK_MESSAGES` before the end.
+        Unused sequences do not count."""
         log = self._log
         slack = log.end.next - limits.CURSOR_SLACK_MESSAGES
         if slack < log.began_at:
@@ -71,7 +72,7 @@ class Fanout:
         return slack
 
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
-        """Count messages of the stream that were evicted as lost for the cursors that had not had them."""
+        """Count evicted messages of the stream as lost for the cursors that had not read them."""
         if not self.cursors:
             return
         floor = stream.state.floor
@@ -87,12 +88,12 @@ class Fanout:
         return bool(self.log_readers or self.cursors or any(stream.readers for stream in streams))
 
     def is_selected(self, stream: Stream) -> bool:
-        """Whether an open cursor has selected the stream by its name, so that its removal may end it."""
+        """Whether an open cursor has selected the stream by its name, so that the stream's removal may end it."""
         return any(stream.number in (cursor.selection.numbers or ()) for cursor in self.cursors)
 
     def is_awaited(self, streams: list[Stream]) -> bool:
-        """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound. Those
-        at the end of the list that are not awaited leave it: asked again during delivery it looks at each once."""
+        """Whether each new message of these streams must be delivered by itself, for a parked reader or a bound. Remove
+        streams at the end of the list that no reader awaits: repeated calls during a delivery check each once."""
         consumers = self._consumers
         if self._log.end.next >= consumers.read_ends.next:
             return True
@@ -108,7 +109,7 @@ class Fanout:
         return any(waits.readers for waits in self.view_waits.values())
 
     def deliver(self, stream: Stream, record: Record) -> None:
-        """Serve all parked readers. The message was appended and counted."""
+        """Serve all parked readers with a message that was appended and counted."""
         rank = self._ranks.note(record) if record.headers else None
         consumers = self._consumers
         self._waiting.left = limits.PASSED_MESSAGES
@@ -136,27 +137,28 @@ class Fanout:
             self.pollers.wake()
 
     def _deliver_to_views(self, stream: Stream, record: Record) -> None:
-        """Each view's programs are asked once, whatever the number of its readers."""
+        """Deliver to readers of views. Each view's programs run once, whatever the number of its readers."""
         for name in self._views.of(stream):
             waits = self.view_waits.get(self._views[name])
             if waits is not None and waits.readers and self._views.selects(name, stream, record):
                 waits.deliver(record)
 
     def waits_of(self, view: View) -> WaitList:
-        """Its parked readers."""
+        """Return the parked readers of a view."""
         waits = self.view_waits.get(view)
         if waits is None:
             waits = self.view_waits[view] = WaitList(self._waiting)
         return waits
 
     def close_view(self, view: View) -> None:
-        """It is removed: parked reads get end-of-file."""
+        """End the parked reads of a removed view with end-of-file."""
         for reader in list(view.readers):
             reader.end()
         self.view_waits.pop(view, None)
 
     def end(self) -> None:
-        """The group is removed, or the server stops: parked reads get end-of-file."""
+        """End the parked reads of `order`, views and cursors with end-of-file: the group is removed, or the server
+        stops."""
         self.pollers.wake()
         readers: list[Searcher] = [*self.log_readers, *self.cursors]
         for reader in readers:

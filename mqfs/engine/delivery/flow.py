@@ -1,21 +1,20 @@
-"""Flow control: whether a message of a consumer may go now, and what makes it possible.
+"""Flow control: whether a message of a consumer may be claimed now, and what allows it later.
 
-A consumer without rules (state/rules.py) has none of this. One with rules asks before each claim:
+A consumer without rules (state/rules.py) has no Flow. A consumer with rules checks them before each claim:
 
     paused    nothing goes until `resume`, or until its time, at which the alarm of the consumer rings
     limit     the end of any claim makes room
     rate      evenly: the alarm rings when the next may go. Unused ones are not saved, but for _SLACK_NS
     key       the end of a claim of the same key makes room. Messages of other keys, or without one, go on
 
-A message that waits for its key was looked at by the search, which continues after it. So it stands here, until it is
-claimed:
+The search continues after a message that waits for its key. So the message stays here until it is claimed:
 
     key `a`   claimed 3                waiting 5, 9      5 is next: when 3 is acked, or a dead letter
     key `b`   failed 4, in its backoff waiting 6         `order key`: 6 goes after 4, however long that takes
     key `c`                            waiting 7         it may go; the reads that wait now are not allowed its stream
 
-Memory: a row for each message that is claimed or failed, as in `progress.unacked`, and one for each that waits here, of
-which there are at most `limits.KEY_WAITING`. With as many the search stops until one of them goes.
+Memory: a row for each claimed or failed message, as in `progress.unacked`, and a row for each message that waits here.
+With `limits.KEY_WAITING` of these the search stops until one is claimed.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ if TYPE_CHECKING:
     from mqfs.engine.delivery.dispatcher import Dispatcher
     from mqfs.engine.group import Group
 
-_SLACK_NS = 10**8  # deliveries of so long may go at once: no alarm for each of a thousand in a second
-Rank = tuple[int, int, int, int]  # as PriorityIndex.key: the least goes first; [2] is the sequence
+_SLACK_NS = 10**8  # deliveries of this time may be made at once: no alarm for each of a thousand a second
+Rank = tuple[int, int, int, int]  # as PriorityIndex.key: the least is first; [2] is the sequence
 PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
 
 
 class Flow:
-    """The rules over all messages of a consumer."""
+    """The rules that concern all messages of a consumer."""
 
     __slots__ = ("_claims", "_dead", "_group", "_next_ns", "_set_alarm", "own")
 
     def __init__(self, owner: Consumer) -> None:
         self._group, self.own, self._claims = owner.group, owner.state, owner.claims
-        self._set_alarm = owner.alarm.at  # has its reads looked at again at an engine time
+        self._set_alarm = owner.alarm.at  # serves the reads again at an engine time
         self._next_ns = 0  # when the next delivery is due, by the rate
         self._dead: deque[int] = deque()  # engine times of dead letters, no more than the breaker counts
 
     def reason(self) -> str:
-        """Why nothing may be claimed now; empty: it may."""
+        """Return why nothing may be claimed now; empty: messages may be claimed."""
         rules, now = self.own.rules, self._group.clock.engine_ns()
         if rules.is_paused(now):
             return BREAKER if rules.paused == TRIPPED else PAUSED
@@ -63,7 +62,7 @@ class Flow:
         return RATE if rules.rate[0] and not self._count_due(now) else ""
 
     def room(self) -> int:
-        """Messages that may be claimed now. With none the alarm is set, where time makes room."""
+        """Return the number of messages that may be claimed now. If it is 0 and time makes room, set the alarm."""
         rules, now = self.own.rules, self._group.clock.engine_ns()
         if rules.is_paused(now):
             if rules.paused > 0:
@@ -84,7 +83,7 @@ class Flow:
         return max(_SLACK_NS - self._interval(), 0)
 
     def _count_due(self, now_ns: int) -> int:
-        """Deliveries that the rate has by now."""
+        """Return the number of deliveries that the rate allows now."""
         late = now_ns + self._slack() - max(self._next_ns, now_ns)
         return late // self._interval() + 1 if late >= 0 else 0
 
@@ -95,7 +94,7 @@ class Flow:
     # ------------------------------------------------------------ breaker
 
     def is_broken(self) -> bool:
-        """A message became a dead letter. Whether there are more than the breaker allows within its time."""
+        """Count a dead letter. Return whether there are more than the breaker allows within its time."""
         count, per_ns = self.own.rules.breaker
         if not count:
             return False
@@ -106,7 +105,7 @@ class Flow:
         return len(self._dead) > count
 
     def on_rules_changed(self) -> None:
-        """They are new, or it was resumed: what the breaker and the rate counted is over."""
+        """Restart the counts of breaker and rate: the rules changed, or the consumer was resumed."""
         self._dead.clear()
         if not self.own.rules.rate[0]:
             self._next_ns = 0
@@ -118,18 +117,18 @@ class Flow:
 
 
 class KeyQueue:
-    """The messages of one key that were looked at and are not acked."""
+    """The messages of one key that the search has met and that are not acked."""
 
     __slots__ = ("claimed", "failed", "waiting")
 
     def __init__(self) -> None:
         self.claimed: set[int] = set()
-        self.failed = LowWatermark()  # released or failed, and to be delivered again; each under itself
-        self.waiting: list[Rank] = []  # a heap, also of some that are claimed or gone by now
+        self.failed = LowWatermark()  # to be delivered again; each sequence under itself
+        self.waiting: list[Rank] = []  # a heap, with stale rows of claimed or removed messages
 
 
 class Keys:
-    """Which messages of a consumer may go, as others of their key are out."""
+    """Which messages of a consumer may be claimed, given the unacked messages of their keys."""
 
     __slots__ = ("_group", "_keys", "_ordered", "_per_key", "_progress", "_queues", "_search", "_waits")
 
@@ -138,10 +137,10 @@ class Keys:
         self._ordered, self._per_key = flow.own.rules.ordered, flow.own.rules.per_key
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
-        self._waits: dict[int, Rank] = {}  # those that wait
+        self._waits: dict[int, Rank] = {}  # ranks of the messages that wait
 
     def load(self) -> Work[None]:
-        """Look up the messages that were delivered before, in steps: what became of one meanwhile is known."""
+        """Load the messages that were delivered before, in steps: a message that changes meanwhile is entered then."""
         unacked = self._progress.unacked
         for sequence in list(unacked):
             yield
@@ -169,11 +168,11 @@ class Keys:
         return len(self._waits) >= limits.KEY_WAITING
 
     def __len__(self) -> int:
-        """Messages that wait."""
+        """Return the number of messages that wait."""
         return len(self._waits)
 
     def may_go(self, record: Record, rank: Rank) -> bool:
-        """Whether a message may be claimed, as far as its key goes."""
+        """Whether the other messages of its key allow a message to be claimed."""
         key = key_of(record.headers)
         queue = self._queues.get(key) if key else None
         if queue is None:
@@ -190,13 +189,14 @@ class Keys:
         return not queue.waiting or rank <= queue.waiting[0]
 
     def is_next_after(self, record: Record) -> bool:
-        """Whether a message that may not go waits for one that could: it is to be looked at with the next claim, too,
-        as that one may be gone by then."""
+        """Whether a blocked message waits only for a failed one that is free. Then the next claim must examine it
+        again, as the failed one may have been removed."""
         queue = self._queues[key_of(record.headers)]
         return not queue.claimed and bool(queue.failed) and self._search.is_free(queue.failed.value)
 
     def _first_failed(self, queue: KeyQueue) -> int:
-        """The first message of a key that is to be delivered again; 0: there is none. One that expired is none."""
+        """Return the first message of a key that is to be delivered again; 0: there is none. Remove those that
+        expired."""
         while queue.failed:
             first = queue.failed.value
             if not self._search.is_free(first) or self._search.is_kept(first):
@@ -205,7 +205,7 @@ class Keys:
         return 0
 
     def _is_stale(self, rank: Rank) -> bool:
-        """Whether that row stands for nothing any more: the message was claimed, acked unread, or is gone."""
+        """Whether a row is obsolete: its message was claimed, acked unread, or removed."""
         sequence = rank[2]
         if self._waits.get(sequence) != rank:
             return True
@@ -220,7 +220,7 @@ class Keys:
             self._keys.pop(sequence, None)
 
     def wait(self, record: Record, rank: Rank) -> bool:
-        """Let a message wait for its turn. False: it has no key."""
+        """Enter a message that waits for its turn. False: it has no key."""
         key = key_of(record.headers)
         if key and rank[2] not in self._waits:
             self._waits[rank[2]] = rank
@@ -228,7 +228,7 @@ class Keys:
             heapq.heappush(self._queue(key).waiting, rank)
         return bool(key)
 
-    # ------------------------------------------------------------ what became of a message
+    # ------------------------------------------------------------ changes of a message
 
     def on_claimed(self, record: Record) -> None:
         sequence, key = record.sequence, key_of(record.headers)
@@ -242,7 +242,7 @@ class Keys:
         self._offer_next(key, queue)
 
     def on_settled(self, sequence: int) -> None:
-        """The claim of it has ended, or it was acked unread."""
+        """Update the queue of a message whose claim ended, or that was acked unread."""
         key = self._keys.get(sequence)
         if key is None:
             return
@@ -255,7 +255,7 @@ class Keys:
         self._offer_next(key, queue)
 
     def on_gone(self, sequence: int) -> None:
-        """It is not kept any more: the search has found that."""
+        """Remove a message that the search found to be no longer retained."""
         if (key := self._keys.get(sequence)) is not None:
             queue = self._queues[key]
             self._remove(sequence, queue)
@@ -267,7 +267,7 @@ class Keys:
         self._keys.pop(sequence, None)
 
     def _offer_next(self, key: bytes, queue: KeyQueue) -> None:
-        """Offer the messages of a key of which the next may go."""
+        """Offer the messages of a key of which one is next."""
         waiting, waits = queue.waiting, self._waits
         while waiting and waits.get(waiting[0][2]) != waiting[0]:
             heapq.heappop(waiting)
@@ -281,12 +281,12 @@ class Keys:
                 self._search.offer(waiting[0])
 
     def on_due(self, sequence: int) -> None:
-        """A message may be delivered again."""
+        """Offer the next messages of a key of which a message may be delivered again."""
         if (key := self._keys.get(sequence)) is not None:
             self._offer_next(key, self._queues[key])
 
     def offer_all(self) -> Work[None]:
-        """What the next claim chooses from is to be put together again. In steps."""
+        """Offer the next messages of all keys, while the known messages are loaded again. In steps."""
         for key, queue in list(self._queues.items()):
             if self._queues.get(key) is queue:
                 self._offer_next(key, queue)

@@ -1,6 +1,6 @@
-"""The messages of a group with a priority or ttl of their own, and the exclusive ones.
+"""An index of a group's messages with a priority or ttl of their own, and of its exclusive messages.
 
-In memory: about 200 B for each such message that is kept. All others are only in the log.
+It takes about 200 B of memory for each such retained message. All other messages are only in the log.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-_HEADS = 1_024  # messages of which the headers are read together
-_NOTED = 64  # of those noted between two looks at the clock: some 1 ms
-_OWN = 1_024  # messages that a receiver which may not have all remembers: 8 B each
+_HEADS = 1_024  # messages whose headers are read together
+_NOTED = 64  # messages entered between two looks at the clock: some 1 ms
+_OWN = 1_024  # messages in an OwnHeap: 8 B each
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -33,7 +33,7 @@ _PRIORITIES = {str(priority): priority for priority in range(10)}
 
 
 def _duration(text: str) -> int:
-    """Nanoseconds; 0 where the text is no duration: the header did not come through `.put`."""
+    """Return nanoseconds; 0 if the text is not a duration, as the header did not come through `.put`."""
     try:
         return parse_duration(text) if len(text) <= 64 else 0
     except errors.BadCommand:
@@ -44,8 +44,8 @@ _PRIORITY, _TTL, _SINGLE = headers.key(headers.PRIORITY), headers.key(headers.TT
 
 
 class DeliveryAttributes(NamedTuple):
-    """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own.
-    `continued`: it is a part of a body and not the last, by which the body is delivered."""
+    """Attributes of delivery, from the headers of a message. `expires_ns`: engine time; NEVER without an own ttl.
+    `continued`: a part of a body but the last, with which the body is delivered."""
 
     stream: int
     priority: int
@@ -58,10 +58,10 @@ Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the le
 
 
 class OwnHeap:
-    """A heap of the messages known to be free that one receiver may have, as it may not have the first of all.
+    """A heap of free messages that one receiver may have, used when it may not have the first of all.
 
-    `offered` are all, as they came, and the first `seen` were looked at. Where the heap has no room for more, it is up
-    to `end`; once it is empty they are looked at again, without those below that it had before.
+    `offered` are all known messages in order of arrival, of which the first `seen` were examined. A full heap has only
+    messages below `end`. Once it is empty, `offered` is examined again, without the messages below that `end`.
     """
 
     __slots__ = ("_again", "_begin", "end", "heap", "offered", "seen", "version")
@@ -70,15 +70,15 @@ class OwnHeap:
         self.offered, self.version = offered, version
         self.heap: list[Key] = []
         self.seen, self.end = 0, cast(Key | None, None)
-        self._again, self._begin = 0, cast(Key | None, None)  # of the first `_again` those below `_begin` are past
+        self._again, self._begin = 0, cast(Key | None, None)  # of the first `_again`, those below `_begin` were tried
 
     def next_offered(self) -> Key | None:
-        """The next one that was not looked at; None: it is past."""
+        """Return the next message to examine; None: an earlier heap had it."""
         key, self.seen = self.offered[self.seen], self.seen + 1
         return None if self._begin is not None and self.seen <= self._again and key < self._begin else key
 
     def add(self, key: Key) -> None:
-        """The receiver may have that one."""
+        """Add a message that the receiver may have."""
         if self.end is None or key < self.end:
             heapq.heappush(self.heap, key)
             if len(self.heap) > 2 * _OWN:
@@ -86,23 +86,24 @@ class OwnHeap:
                 self.heap, self.end = first[:-1], first[-1]
 
     def begin_again(self) -> None:
-        """The heap is empty, and there is more."""
+        """Start to examine all offered messages again: the heap is empty, and there are more."""
         self._again, self._begin = self.seen, self.end
         self.seen, self.end = 0, None
 
 
 class PriorityIndex:
-    """Read from the log when first needed, then kept up to date. Claims and maintenance have it read in portions; a
-    message that is read meanwhile tells itself (`of`); what else is asked of it has it read to the end at once."""
+    """Delivery attributes by sequence, read from the log when first needed and then kept up to date. Claims and
+    maintenance have it read in portions. Meanwhile `of` uses the headers of its message; every other query reads the
+    rest at once."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
-        self._loading: Work[None] | None = None  # what is left to be read
-        self.is_complete = False  # all was read
+        self._loading: Work[None] | None = None  # the rest of the log to be read
+        self.is_complete = False  # the whole log was read
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
-        self._removed = 0  # of these, how many
-        self.by_stream: dict[int, list[int]] = {}  # of exclusive messages, ascending; empty until all are read
+        self._removed = 0  # rows of `_expiring` whose message was removed
+        self.by_stream: dict[int, list[int]] = {}  # sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
         if not self.is_complete:
@@ -111,7 +112,7 @@ class PriorityIndex:
         return self._messages
 
     def load(self) -> Work[None]:
-        """Read it, in steps; a short log at once."""
+        """Read the index from the log, in steps; a short log at once."""
         if self._messages is None:
             self._messages, self._loading = {}, self._look()
         while (loading := self._loading) is not None:
@@ -141,7 +142,7 @@ class PriorityIndex:
                 yield
 
     def _note_found(self, sequence: int) -> int:
-        """A message that may have attributes, if it is not damaged. Returns the bytes of its body."""
+        """Record a message that may have attributes, unless it is damaged. Return the bytes of its body."""
         record = record_at(self._group.log.reader, sequence)
         if record is None:
             return 0
@@ -150,13 +151,13 @@ class PriorityIndex:
         return len(record.body)
 
     def note(self, record: Record) -> DeliveryAttributes | None:
-        """A message with headers was found or appended."""
+        """Record a message with headers that was found or appended. Return its attributes; None: it has none."""
         rank = self._rank(record)
         if rank is not None:
             if self._messages is None:
                 next(self.load(), None)
             messages = cast(dict[int, DeliveryAttributes], self._messages)
-            if record.sequence in messages:  # it was read just now
+            if record.sequence in messages:  # the load has just read it
                 return messages[record.sequence]
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
@@ -187,17 +188,18 @@ class PriorityIndex:
         return self._all().get(sequence)
 
     def exclusives(self, stream: int) -> list[int]:
-        """The sequences of that stream's exclusive messages, claimed or not; see ExclusiveMessages."""
+        """Return the sequences of a stream's exclusive messages, ascending; ExclusiveMessages removes the first ones
+        once they are claimed."""
         self._all()
         return self.by_stream.setdefault(stream, []) if self.by_stream else []
 
     def streams_with_exclusives(self) -> Collection[int]:
-        """The streams that have, or had, exclusive messages."""
+        """Return the streams that have, or had, exclusive messages."""
         self._all()
         return self.by_stream.keys()
 
     def all_exclusives(self) -> set[int]:
-        """The sequences of all exclusive messages, claimed or not."""
+        """Return the sequences of all exclusive messages, claimed or not."""
         messages = self._all()
         return {sequence for sequence, rank in messages.items() if rank.exclusive} if self.by_stream else set()
 
@@ -206,32 +208,32 @@ class PriorityIndex:
         return rank is not None and rank.exclusive
 
     def of(self, record: Record) -> DeliveryAttributes | None:
-        """As `get`, of a message that was read: where the log was not read yet, its headers tell."""
+        """As `get`, for a message that was read: until the index is complete its headers are used."""
         if not record.headers:
             return None
         return self.get(record.sequence) if self.is_complete else self._rank(record)
 
     def is_hidden(self, record: Record) -> bool:
-        """Whether it is exclusive: only a claim shows it."""
+        """Whether the message is exclusive: only a claim delivers it."""
         rank = self.of(record)
         return rank is not None and rank.exclusive
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
-        """(sequence, attributes) of the messages of the streams for which `covers` is true, as they were."""
+        """Yield (sequence, attributes) of the messages in streams for which `covers` is true, from a snapshot."""
         for sequence, rank in list(self._all().items()):
             stream = self._group.numbers.get(rank.stream)
             if stream is not None and covers(stream):
                 yield sequence, rank
 
     def key(self, sequence: int, rank: DeliveryAttributes) -> Key:
-        """The place of a message in the order of delivery: the least is delivered first."""
+        """Return the place of a message in the order of delivery: the least is delivered first."""
         expires = 0
         if self._group.log.settings.order == "expiry":
             expires = min(rank.expires_ns, self._group.retention.expiry.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
     def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
-        """(sequence, stream) of messages that outlived their own ttl since the last call, no more than `most`."""
+        """Return (sequence, stream) of messages whose own ttl ended since the last call, at most `most`."""
         messages = self._all()
         gone: list[tuple[int, int]] = []
         while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
@@ -242,16 +244,16 @@ class PriorityIndex:
         return gone
 
     def count_expiring(self) -> int:
-        """Rows of messages with an own ttl that may not have ended, also of some that were removed."""
+        """Return the rows of messages whose own ttl may not have ended, with some of removed messages."""
         return len(self._expiring)
 
     @property
     def next_expiry_ns(self) -> int:
-        """When the next own ttl ends, engine time; NEVER where none does."""
+        """When the next own ttl ends, in engine time; NEVER if none does."""
         return self._expiring[0][0] if self._expiring else NEVER
 
     def remove(self, sequence: int) -> None:
-        """The message is no longer kept."""
+        """Remove a message that is no longer retained."""
         rank = self._all().pop(sequence, None) if self._messages is not None else None
         if rank is not None:
             self._note_removed(rank)
@@ -261,7 +263,7 @@ class PriorityIndex:
             del sequences[at : bisect.bisect_right(sequences, sequence, at)]
 
     def _note_removed(self, rank: DeliveryAttributes) -> None:
-        """Keep no more rows of removed messages than of others."""
+        """Count a removed message. Remove the rows of such messages when they outnumber the others."""
         self._removed += rank.expires_ns != NEVER
         if self._removed > max(len(self._expiring) // 2, _STEPS):
             messages = self._all()
@@ -270,7 +272,7 @@ class PriorityIndex:
             self._removed = 0
 
     def forget(self) -> Iterator[None]:
-        """Remove all that are no longer kept. In steps."""
+        """Remove all messages that are no longer retained. In steps."""
         numbers = self._group.numbers
         messages = self._all() if self._messages is not None else {}
         for count, (sequence, rank) in enumerate(list(messages.items())):

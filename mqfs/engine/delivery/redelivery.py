@@ -1,7 +1,7 @@
 """Redelivery: what becomes of a claim that is not acked.
 
-It is released, nacked, its lease runs out, or its receiver goes; then the message is requeued, or is made a dead
-letter. The table is LIFE in state/acks.py.
+A claim is released or nacked, its lease runs out, or its receiver closes. Then the message is requeued, or becomes a
+dead letter. The table is LIFE in state/acks.py.
 
     `nack` of 7, backoff 2 s     REQUEUE 7, due in 2 s     a row in Deadlines; when it is due, 7 is ready
     a worker with 7 to 9 goes    REQUEUE 7, 8, 9           one record, or several portions of ReturnedClaims
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------ dead letters
 
-_RECORD_BYTES = 100  # of the records, beside body and headers
+_RECORD_BYTES = 100  # bytes of the records, beside bodies and headers
 
 
 def append_dead_letter(
     group: Group, own: ConsumerState, record: Record, slot: int, deliveries: int, reason: str
 ) -> None:
-    """Append a dead letter and the ack of its message as one batch. `slot`: where the message's begins; the parts of a
-    body are all copied. Raises StreamFull, DiskFailed, ReadOnly and others."""
+    """Append a dead letter and the ack of its message as one batch. `slot`: the first sequence of the message's slot; a
+    body whose parts all lie in it is copied whole. Raises StreamFull, DiskFailed, ReadOnly and others."""
     acks = [(own, own.progress.step(ACK, slot, record.sequence))]
     origin = group.numbers[record.stream]
     stream = _stream_for(group, origin)
     texts = headers.decode(record.headers)
-    texts.pop(headers.TTL, None)  # the letter is to outlive it
+    texts.pop(headers.TTL, None)  # the dead letter must not expire with it
     texts.update(
         {
             headers.STREAM: origin.name,
@@ -64,7 +64,7 @@ def append_dead_letter(
 
 
 def _stream_for(group: Group, origin: Stream) -> Stream:
-    """The dead-letter stream, made if it is not there, and narrowed to users who may open the origin."""
+    """Return the dead-letter stream: make a missing one, and narrow its mode to users who may open the origin."""
     name, own = group.log.settings.dead, origin.state
     stream = group.streams.get(name)
     if stream is None:
@@ -77,8 +77,8 @@ def _stream_for(group: Group, origin: Stream) -> Stream:
 
 
 def _open_to(origin: Attributes, letters: Attributes) -> int:
-    """The mode that opens the letters' stream only to users who may open the origin. Where owner or group differ, the
-    users of one class here may be of several there."""
+    """Return the mode that opens the dead-letter stream only to users who may open the origin. Where owner or group
+    differ, users of one class here may be of several classes there."""
     user, group, other = origin.mode >> 6 & 7, origin.mode >> 3 & 7, origin.mode & 7
     if letters.gid != origin.gid:
         group = other = group & other
@@ -88,8 +88,8 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
 
 
 def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str, str]) -> tuple[Sequence[Draft], int]:
-    """A message for another stream, with room for it in the log, and the bytes of its body: all parts from `first` on.
-    `texts`: their headers; `part` is each one's own."""
+    """Return (drafts of a message for another stream, bytes of its body), and reserve their room in the log. All parts
+    from `first` on are copied. `texts`: headers for every part; each part keeps its own header `part`."""
     if first == last.sequence:
         draft = Draft(Kind.MESSAGE, to.number, last.body, headers.encode(texts))
         group.retention.reserve_room(len(draft.body) + len(draft.headers) + _RECORD_BYTES)
@@ -107,9 +107,10 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
 
 
 def redrive(group: Group, name: str | None, most: int | None) -> Work[None]:
-    """Send dead letters back to the streams they came from (`name`: of that one alone), the oldest first. `most`: None,
-    or how many at most. One that fails again meanwhile stays. Raises OverLimit, after those before it, for one above a
-    letter that stays where the group remembers as many dropped messages as it may."""
+    """Send dead letters back to the streams they came from, the oldest first. `name`: only those of that stream.
+    `most`: limit of letters; None: no limit. A letter that failed again meanwhile stays. Raises OverLimit, after
+    sending earlier letters, if a letter above a remaining one must be dropped and the group remembers no more dropped
+    messages."""
     dead = group.streams.get(group.log.settings.dead)
     if dead is None:
         return
@@ -145,7 +146,7 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
 
 
 def _is_claimed(group: Group, dead: Stream, record: Record) -> bool:
-    """Whether a receiver of the stream's default consumer has it."""
+    """Whether a receiver of the dead-letter stream's default consumer has claimed the letter."""
     own = group.log.state.consumers.get(dead.number)
     if own is None or not own.progress.unacked:
         return False
@@ -176,20 +177,20 @@ def _send_back(group: Group, dead: Stream, first: int, last: Record, origin: Str
 
 
 class Deadlines:
-    """When the leases of a consumer's claims end, and the delays of its requeued messages: one alarm, for the first."""
+    """Ends of the leases of a consumer's claims, and of the delays of its requeued messages, with one alarm."""
 
     __slots__ = ("_claims", "_clock", "_progress", "_set_alarm", "_timers")
 
     def __init__(self, owner: Consumer) -> None:
         self._progress, self._claims = owner.progress, owner.claims
         self._clock, self._set_alarm = owner.group.clock, owner.alarm.at
-        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence); also of claims that ended, until they are due
+        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence); ended claims stay until they are due
 
     def clear(self) -> None:
         self._timers = []
 
     def renew(self, claim: Claim, lease_ns: int) -> None:
-        """Begin the lease again; 0: there is none."""
+        """Start the lease of a claim again; `lease_ns` 0: no lease."""
         claim.deadline_ns = self._clock.engine_ns() + lease_ns if lease_ns else 0
         if lease_ns:
             self.set(claim.deadline_ns, claim.sequence)
@@ -208,8 +209,8 @@ class Deadlines:
         heapq.heapify(self._timers)
 
     def run(self, now_ns: int, end: Callable[[int, int], None]) -> None:
-        """Call `end(sequence, now_ns)` for each timer that is due; where it takes long, for the rest at the next alarm.
-        One whose call fails stays."""
+        """Call `end(sequence, now_ns)` for each due timer. After a time slice leave the rest to the next alarm. A timer
+        whose call fails stays."""
         until = self._clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._timers and self._timers[0][0] <= now_ns:
             timer = heapq.heappop(self._timers)
@@ -221,7 +222,7 @@ class Deadlines:
             if self._clock.engine_ns() >= until:
                 break
         if self._timers:
-            self._set_alarm(max(self._timers[0][0], now_ns + 1))  # the rest after others
+            self._set_alarm(max(self._timers[0][0], now_ns + 1))  # other work is served before the rest
 
 
 # ------------------------------------------------------------ returned claims
@@ -230,9 +231,10 @@ _AT_ONCE = 256  # claims requeued by one record: about a millisecond
 
 
 class ReturnedClaims:
-    """Claims whose receiver is gone, in flight until they are requeued: in portions, since there may be many.
+    """Claims of closed receivers, in flight until they are requeued: in portions, since there may be many.
 
-    `requeue` is called with a portion and the reason. False: those that are in flight still are tried again later.
+    `requeue` is called with a portion and the reason. If it returns False, the portion's claims still in flight are
+    retried later.
     """
 
     __slots__ = ("_claims", "_clock", "_queue", "_requeue", "_set_alarm")
@@ -246,7 +248,7 @@ class ReturnedClaims:
         return bool(self._queue)
 
     def add(self, claims: Iterable[Claim], reason: str, whole: bool) -> None:
-        """Requeue them; where it takes long and not `whole` is wanted, the rest at the next alarm."""
+        """Requeue claims. If that takes long and `whole` is false, leave the rest to the next alarm."""
         self._queue.append((iter(claims), reason))
         self.resume(whole)
 
@@ -270,7 +272,8 @@ class ReturnedClaims:
 
 
 class Redelivery:
-    """The ends of claims but `ack`. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
+    """The ends of claims other than `ack`. Methods that record raise DiskFailed and ReadOnly; then nothing has
+    changed."""
 
     __slots__ = ("_dispatcher", "_group", "_log", "_owner", "_progress", "_returned")
 
@@ -281,14 +284,15 @@ class Redelivery:
         self._returned = ReturnedClaims(owner, self._requeue_returned)
 
     def release(self, claim: Claim) -> None:
-        """Requeue at once, not counted as failed. An exclusive message is then for any consumer again."""
+        """Requeue a claim at once, without counting a failure. An exclusive message that never failed here is then
+        offered to all consumers."""
         owner, sequence = self._owner, claim.sequence
         stream, held = self._group.numbers.get(claim.stream), owner.held_exclusives
         if stream is None or claim.entry.failed or sequence not in held:
             self._requeue(claim, claim.entry.failed, 0)
             return
         held.discard(sequence)
-        claim.remove()  # first: others ask whether it is taken
+        claim.remove()  # first: other consumers check whether it is claimed
         try:
             owner.exclusives.offer(
                 stream, sequence, (owner.state, self._progress.step(REQUEUE, claim.entry.first, sequence))
@@ -302,7 +306,7 @@ class Redelivery:
         owner.reads.serve()
 
     def release_all(self, claims: Sequence[Claim]) -> None:
-        """Release claims: by one record; each exclusive message by its own."""
+        """Release claims with one record of the log, and each exclusive message with its own."""
         held = self._owner.held_exclusives
         plain = [claim for claim in claims if claim.sequence not in held]
         step = self._progress.step
@@ -319,7 +323,8 @@ class Redelivery:
             self._owner.reads.serve()
 
     def nack(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
-        """A delivery failed: requeue after that time (None: as `backoff` says), or make it a dead letter."""
+        """Record a failed delivery: requeue the message after `delay_ns` (None: as `backoff` says), or make it a dead
+        letter after the last of `retries`."""
         settings, failed = self._log.settings, claim.deliveries
         if not (settings.retries and failed >= settings.retries and self.move_to_dead(claim, reason)):
             self._requeue(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
@@ -329,19 +334,20 @@ class Redelivery:
         if claim.sequence in self._owner.held_exclusives and self._owner.exclusives.offer_uncovered(claim):
             return
         if delay_ns and visible_record(self._group, claim.sequence, unacked=True) is None:
-            delay_ns = 0  # it expired or was removed: the next of its key is not to wait for it
+            delay_ns = 0  # expired or removed: the next message of its key must not wait for it
         due_ns = self._group.clock.engine_ns() + delay_ns if delay_ns else 0
         steps = self._progress.step(REQUEUE, claim.entry.first, claim.sequence, failed, due_ns)
         self._log.acknowledge(self._owner.state, steps)
         claim.remove()
         self._dispatcher.make_ready(claim.sequence, self._progress.unacked[claim.sequence])
-        if not due_ns or self._owner.flow is not None:  # with rules, its end may make room for another
+        if not due_ns or self._owner.flow is not None:  # with rules, the end of a claim may make room for another
             self._owner.reads.serve()
 
     # ------------------------------------------------------------ dead letters
 
     def move_to_dead(self, claim: Claim, reason: str) -> bool:
-        """Make it a dead letter. False: it stays, for it is one, or there is no room for it."""
+        """Make the claimed message a dead letter; one that is no longer retained is only acked. False: it stays, as it
+        is a dead letter already, or its letter could not be written."""
         group, owner = self._group, self._owner
         stream = group.numbers.get(claim.stream)
         if stream is not None and stream.name == self._log.settings.dead:
@@ -365,20 +371,21 @@ class Redelivery:
             owner.reads.serve()
         return True
 
-    # ------------------------------------------------------------ receivers that are gone
+    # ------------------------------------------------------------ closed receivers
 
     def nack_all(self, claims: Iterable[Claim], reason: str) -> None:
-        """Requeue the claims of a receiver that is gone; where the server stops their deliveries are not counted as
-        failed. Where there are many the rest stays in flight until the next alarm."""
+        """Requeue the claims of a closed receiver; while the server stops, their deliveries do not count as failed.
+        Many claims are requeued in portions, and stay in flight until then."""
         self._returned.add(claims, reason, self._group.tree.closing)
 
     @property
     def has_returned(self) -> bool:
-        """Whether claims of receivers that are gone are still in flight."""
+        """Whether claims of closed receivers are still in flight."""
         return bool(self._returned)
 
     def _requeue_returned(self, claims: list[Claim], reason: str) -> bool:
-        """By one record; each dead letter and each exclusive message by its own. False: the disk is full."""
+        """Requeue claims with one record of the log, and each dead letter and each exclusive message with its own.
+        False: the disk is full."""
         owner, settings = self._owner, self._log.settings
         plain: list[Claim] = []
         try:
@@ -429,7 +436,7 @@ class Redelivery:
             self._dispatcher.make_ready(sequence, entry)
 
     def recover(self) -> None:
-        """After a start: claims of before are requeued and counted as failed; delays continue."""
+        """Requeue the claims from before a start, counted as failed, and continue delays."""
         owner, retries = self._owner, self._log.settings.retries
         if owner.coverage.stream is None or owner.coverage.exclusives_only:
             claimed = (s for s, entry in self._progress.unacked.items() if entry.claimed or entry.failed)
@@ -443,7 +450,7 @@ class Redelivery:
                 owner.deadlines.set(entry.due_ns, sequence)
 
     def _bury_lost(self, sequence: int, entry: Unacked) -> None:
-        """Make a dead letter of a message that was in flight when the server was killed once too often."""
+        """Make a dead letter of a message whose last allowed delivery was in flight when the server was killed."""
         group, owner = self._group, self._owner
         record = visible_record(group, sequence)
         if record is None or group.numbers[record.stream].name == self._log.settings.dead:

@@ -1,7 +1,7 @@
 """The consumers of a group: the named ones, and the default consumers of its streams.
 
-A new message is offered only to those over its stream, by way of the Scopes: a thousand consumers of other streams cost
-a write nothing.
+A new message is offered only to consumers over its stream, through the Scopes: a thousand consumers of other streams
+cost a write nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("mqfs.engine")
 
 
 class Consumers(dict[str, Consumer]):
-    """The named ones, by name."""
+    """The named consumers of a group, by name."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -47,17 +47,17 @@ class Consumers(dict[str, Consumer]):
         self.scopes = Scopes(group)
         self.read_ends: ReadEnds = ReadEnds(group.log)
         self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
-        self._lowest = LowWatermark()  # of those over the whole group
+        self._lowest = LowWatermark()  # ack floors of consumers over the whole group
 
     def load(self) -> None:
-        """Those that the group's state names."""
+        """Create the consumers that the group's state names."""
         for own in self._log.state.consumers.values():
             if own.name:
                 self._enter(Consumer(self._group, own))
         self._group.update_must_retain()
 
     def start(self) -> None:
-        """After the log was read: requeue what was claimed, and remove transient consumers."""
+        """Requeue claims and remove transient consumers, after the log was read."""
         for own in list(self._log.state.consumers.values()):
             stream = self._group.numbers.get(own.number)
             if own.name:
@@ -77,7 +77,7 @@ class Consumers(dict[str, Consumer]):
         self._group.faults.contain(self._group, f"consumer {consumer.name}: {doing}", call)
 
     def _begin_again(self, consumer: Consumer) -> None:
-        """Where a new one would."""
+        """Restart the consumer where a new one would begin."""
         group, own = self._group, consumer.state
         streams = streams_over(group, own.over)
         replay = self._log.settings.replay
@@ -86,7 +86,7 @@ class Consumers(dict[str, Consumer]):
             self._log.acknowledge(own, own.progress.step(REQUEUE, *bounds_of(slot)))
 
     def every(self) -> list[Consumer]:
-        """The named ones, and the default consumers in memory."""
+        """Return the named consumers, and the default consumers in memory."""
         numbers, found = self._group.numbers, list(self.values())
         for own in self._log.state.consumers.values():
             stream = numbers.get(own.number) if not own.name else None
@@ -95,26 +95,28 @@ class Consumers(dict[str, Consumer]):
         return found
 
     def on_routing_changed(self) -> None:
-        """A stream was removed, or views and consumers cover other streams: writers that wait may have room."""
+        """Recount the bounded backlogs and retry blocked writers: a stream was removed, or views and consumers cover
+        other streams."""
         for consumer in self.bounded:
             consumer.backlog.recount()
         self._group.unblock()
 
     def on_coverage_changed(self, *overs: str) -> None:
-        """Consumers over these, streams, views or "", may cover other messages than before: as on_routing_changed; and
-        consumers may hold what they do not cover any more. (A stream that is removed takes no other from them.)"""
+        """Handle that consumers over these (streams, views or "") may cover other messages than before: as
+        `on_routing_changed`, and offer the exclusive messages that they no longer cover. The removal of a stream needs
+        no offer."""
         changed = list(self.scopes.over(overs))
         for consumer in changed:
             consumer.dispatcher.search_again()
         self._release_uncovered()
         for consumer in changed:
-            consumer.reads.serve()  # before writers go on
+            consumer.reads.serve()  # before blocked writers continue
         if changed and self._keeps_for_consumers:
             self._group.portions.run(self._recount())
         self.on_routing_changed()
 
     def _recount(self) -> Work[None]:
-        """Count again what all streams keep, which may be less, and let writers in that wait for room. In steps."""
+        """Recount the messages that all streams retain, which may be fewer, and retry blocked writers. In steps."""
         for at, stream in enumerate(list(self._group.numbers.values()), 1):
             stream.kept.recount()
             if at % _RECOUNTED == 0:
@@ -132,12 +134,12 @@ class Consumers(dict[str, Consumer]):
 
     @property
     def slowest(self) -> Consumer | None:
-        """A consumer with the lowest ack floor, of those over the whole group."""
+        """A consumer with the lowest ack floor, of those over the whole group; None if there is none."""
         number = self._lowest.name
         return self[self._log.state.consumers[number].name] if number is not None else None
 
     def floor(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that a named consumer has not acked."""
+        """Return the lowest sequence of the stream that a named consumer has not acked."""
         low = self._lowest.value
         if len(self) > len(self._lowest):
             low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
@@ -155,11 +157,12 @@ class Consumers(dict[str, Consumer]):
     # ------------------------------------------------------------ made and removed
 
     def bounds(self) -> list[str]:
-        """The policies of the consumers with a `backlog`."""
+        """Return the `full` policies of the consumers with a `backlog`."""
         return [consumer.state.full for consumer in self.bounded]
 
     def make(self, name: str, user: User, mode: int) -> Work[Step[Consumer]]:
-        """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        """Make a consumer of the whole group where `replay` lets readers begin, and return it. Raises Exists,
+        OverLimit."""
         yield from look_up(self._group.retention)
         if name in self:  # made meanwhile
             raise errors.Exists(f"consumer {name!r}: exists already")
@@ -173,7 +176,7 @@ class Consumers(dict[str, Consumer]):
         return self._log.after_metadata_sync(self[name])
 
     def refresh(self, consumers: Iterable[Consumer]) -> None:
-        """They are new, or have other options, if the state has them still."""
+        """Enter new consumers, and apply changed options of others. Skip those that the state no longer has."""
         known = self._log.state.consumers
         for consumer in consumers:
             own = consumer.state
@@ -187,10 +190,10 @@ class Consumers(dict[str, Consumer]):
                 self.bounded.pop(consumer, None)
             consumer.on_rules_changed()
         self._group.update_must_retain()
-        self._group.routing_version += 1  # they are in the list only now
+        self._group.routing_version += 1  # new consumers are listed only now
 
     def trip(self, consumer: Consumer) -> None:
-        """Its breaker pauses it. Where the log refuses that, the next dead letter tries again."""
+        """Pause a consumer whose breaker tripped. If the log refuses that, the next dead letter retries."""
         group, own = self._group, consumer.state
         count, per_ns = own.rules.breaker
         text = f"breaker: more than {count} dead letters in {print_duration(per_ns)}, paused (resume {consumer.name})"
@@ -205,7 +208,7 @@ class Consumers(dict[str, Consumer]):
         log.warning("group %d: consumer %s: %s", group.number, consumer.name, text)
 
     def remove(self, consumer: Consumer) -> None:
-        """Raises Busy while it holds claims."""
+        """Remove a consumer. Raises Busy while it holds claims."""
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name!r}: holds {len(consumer.claims)} claims (settle them first)")
         consumer.exclusives.release_all()
@@ -220,14 +223,14 @@ class Consumers(dict[str, Consumer]):
         return settings.deliver == "one" or settings.replay == "off"
 
     def before_removal(self, consumers: Collection[Consumer]) -> list[Stream]:
-        """The streams of which messages may go with these, as all others have acknowledged them."""
+        """Return the streams whose messages may be trimmed without these consumers, as all others have acked them."""
         overs = {consumer.state.over for consumer in consumers}
         if not overs or not self._keeps_for_consumers:
             return []
         return [self._group.numbers[stream.number] for stream in streams_over(self._group, *overs)]
 
     def removed(self, consumers: Iterable[Consumer], covered: Iterable[Stream]) -> None:
-        """The log says so."""
+        """Detach consumers whose removal is in the log, and recount the streams `covered` by them."""
         for consumer in consumers:
             number = consumer.state.number
             del self[consumer.state.name]
@@ -244,7 +247,7 @@ class Consumers(dict[str, Consumer]):
         self._group.unblock()
 
     def on_acknowledged(self, own: ConsumerState) -> None:
-        """Its progress has changed."""
+        """Update the lowest ack floor after a consumer's progress has changed."""
         if own.name and not own.over and self._lowest.get(own.number) != own.progress.ack_floor:
             self._lowest.set(own.number, own.progress.ack_floor)
         self._group.mark_dirty()
@@ -261,7 +264,7 @@ class Consumers(dict[str, Consumer]):
         for consumer in routes.bounded:
             try:
                 left -= self._keep_bound(consumer, record, max(left, 1))
-            except errors.MqfsError as error:  # the message is written, and for the others
+            except errors.MqfsError as error:  # the message is written; other consumers get it
                 text = f"consumer {consumer.name!r} stays over its backlog: {error}"
                 self._group.faults.report(self._group.number, text)
         if own is not None and (rank is not None or not own.coverage.exclusives_only):
@@ -274,8 +277,9 @@ class Consumers(dict[str, Consumer]):
             self.read_ends.end_reads()
 
     def _keep_bound(self, consumer: Consumer, record: Record, most: int) -> int:
-        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest. Returns
-        how many it skipped, at most `most`: where the bound was made smaller, later messages skip the rest."""
+        """Enforce the bound of a consumer with a `backlog` after a new message: `full drop-new` skips it, `full
+        drop-old` the oldest ones. Return the number of skipped messages, at most `most`: after the bound was lowered,
+        later messages skip the rest."""
         backlog, bound = consumer.backlog, consumer.state.backlog
         backlog.on_appended()
         if self._group.numbers[record.stream].name == self._log.settings.dead:
@@ -304,7 +308,7 @@ class Consumers(dict[str, Consumer]):
 
 
 def streams_over(group: Group, *overs: str) -> list[Stream]:
-    """Those that consumers over streams, views or the whole group ("") cover."""
+    """Return the streams that consumers over streams, views or the whole group ("") cover."""
     named = {group.streams[over]: None for over in overs if over in group.streams}
     if len(named) == len(overs):
         return list(named)
@@ -325,7 +329,8 @@ def plan(
     replay: str,
     streams: Sequence[Stream],
 ) -> Change:
-    """The change that makes one; `streams`: those it will cover. The caller has checked that there is room."""
+    """Return the change that makes a consumer; `streams`: those it will cover. The caller has checked that there is
+    room."""
     return {
         "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
         "backlog": 0, "mode": mode & bits_for_writers(group.log.state.mode), "uid": user.uid, "gid": user.gid,
@@ -335,9 +340,9 @@ def plan(
 
 
 def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
-    """Where `replay` lets a reader begin."""
+    """Return the sequence where `replay` lets a reader begin."""
     if replay in ("off", "key"):
-        return group.log.end.next  # of what is older `unclaimed` has what is kept
+        return group.log.end.next  # `unclaimed` has the older messages for it
     group.retention.advance_all()
     if replay == "all":
         return group.log.reader.first
@@ -345,8 +350,8 @@ def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
 
 
 def unclaimed(group: Group, replay: str, streams: Iterable[Stream]) -> list[Slot]:
-    """Messages that a new consumer may claim, wherever it begins: exclusive ones that were not claimed, and under
-    `replay key` the newest of each key."""
+    """Return the slots that a new consumer may claim wherever it begins: unclaimed exclusive messages and, under
+    `replay key`, the newest message of each key."""
     numbers, newest, streams = group.ranks.streams_with_exclusives(), group.retention.newest, list(streams)
     mine = [stream for stream in streams if stream.number in numbers]
     found: list[Slot] = sorted(sequence for stream in mine for sequence in stream.exclusives.all_unclaimed())
@@ -359,8 +364,8 @@ def unclaimed(group: Group, replay: str, streams: Iterable[Stream]) -> list[Slot
 
 # ------------------------------------------------------------ scopes
 
-# What the named consumers of a group are over: a stream, a view or the whole group. So a new message looks only at
-# those over its stream, and of them at those with parked reads.
+# A scope is what named consumers are over: a stream, a view or the whole group. A new message looks only at scopes of
+# its stream, and in them only at consumers with parked reads.
 
 
 class Scope:
@@ -374,7 +379,7 @@ class Scope:
 
 
 class Routes(NamedTuple):
-    """The named consumers over a stream, while the group's `routing_version` is this one."""
+    """The named consumers over a stream, valid while `version` is the group's `routing_version`."""
 
     version: int
     scopes: tuple[Scope, ...]
@@ -386,7 +391,7 @@ NO_ROUTES = Routes(-1, (), (), ())
 
 
 class Scopes:
-    """By the name of the stream or view; "": the whole group."""
+    """The scopes of a group, by the name of the stream or view; "": the whole group."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -407,19 +412,19 @@ class Scopes:
             del self._scopes[consumer.state.over]
 
     def over(self, names: Iterable[str]) -> Iterator[Consumer]:
-        """The consumers over these."""
+        """Yield the consumers over these streams or views."""
         for name in names:
             if (scope := self._scopes.get(name)) is not None:
                 yield from scope.members
 
     def rename(self, old: str) -> None:
-        """A stream of that name has another now; so the state says of the consumers that were over it."""
+        """Enter the consumers over a renamed stream again; the state has their new name already."""
         if (scope := self._scopes.pop(old, None)) is not None:
             for consumer in scope.members:
                 self.add(consumer)
 
     def routes(self, stream: Stream) -> Routes:
-        """All consumers that cover the stream: see Coverage."""
+        """Return all named consumers that cover the stream: see Coverage."""
         names = [stream.name]
         if stream.name != self._group.log.settings.dead:
             names = ["", stream.name, *self._group.views.of(stream)]
@@ -429,6 +434,6 @@ class Scopes:
         return Routes(self._group.routing_version, scopes, tuple(members), bounded)
 
     def waiting(self) -> Iterator[ParkedReads]:
-        """All consumers with parked reads."""
+        """Yield the parked reads of every consumer that has some."""
         for scope in list(self._scopes.values()):
             yield from list(scope.waiting)

@@ -1,10 +1,10 @@
-"""Reads that wait, and programs that poll.
+"""Parked reads, and polling programs.
 
     WaitList       readers of a stream, of `order`, of a view, and cursors: each of them gets every message
     ParkedReads    readers of a consumer: each message goes to one of them
     PollList       programs that poll open files: each is called once
 
-All of a group share one Waiting. Its `readers` is how many of them there are, so that a write looks at one number.
+All lists of a group share one Waiting. Its `readers` counts readers and pollers, so that a write checks one number.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from mqfs.engine.files.readers import Searcher
 
 
-_AT_ONCE = 128  # reads of one reader settled in a row: about half a millisecond
+_AT_ONCE = 128  # reads of one reader resolved in a row: about half a millisecond
 
 
 class Waiting:
-    """What all lists of a group share."""
+    """State that all lists of a group share."""
 
     __slots__ = ("left", "readers", "record_being_delivered")
 
     def __init__(self) -> None:
-        self.readers = 0  # that wait, pollers among them
-        self.left = limits.PASSED_MESSAGES  # that claims may pass over in this piece of work
+        self.readers = 0  # parked readers and pollers
+        self.left = limits.PASSED_MESSAGES  # messages that claims may pass over in this piece of work
         self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
 
 class WaitList:
     """Readers, each with its reads, in the order in which they began to wait. Each gets every message.
 
-    Queues from which the first leaves are OrderedDicts here and elsewhere: to find the first of a dict takes a step for
-    each one that left before.
+    A queue whose first row is removed is an OrderedDict, here and elsewhere: to find the first row of a dict takes a
+    step for each row removed before it.
     """
 
     __slots__ = ("_waiting", "readers")
@@ -55,7 +55,7 @@ class WaitList:
         return sum(map(len, self.readers.values()))
 
     def park(self, reader: Searcher, wait: Wait[bytes], count: int, offset: int) -> None:
-        """A read of `count` bytes at that offset waits."""
+        """Park a read of `count` bytes at `offset`."""
         reads = self.readers.get(reader)
         if reads is None:
             reads = self.readers[reader] = OrderedDict()
@@ -63,7 +63,7 @@ class WaitList:
         reads[wait] = count, offset
 
     def cancel(self, reader: Searcher, wait: Wait[bytes]) -> bool:
-        """Whether that read waited; it does no more."""
+        """Remove a parked read; return whether it was parked."""
         reads = self.readers.get(reader)
         if reads is None or reads.pop(wait, None) is None:
             return False
@@ -76,7 +76,8 @@ class WaitList:
         self._waiting.readers -= 1
 
     def deliver(self, record: Record) -> None:
-        """Settle the first read of each reader that the message is for, and further reads with its rest."""
+        """Resolve the first read of each reader that the message is for, and further reads with the rest of the
+        message."""
         for reader in list(self.readers):
             reads = self.readers.get(reader)
             if reads is None:
@@ -84,7 +85,7 @@ class WaitList:
             wait, (count, offset) = next(iter(reads.items()))
             try:
                 data = reader.deliver(record, count, offset)
-            except errors.MqfsError as error:  # what it takes could not be recorded: the writer's message is there
+            except errors.MqfsError as error:  # the delivery could not be recorded; the write itself succeeded
                 self.cancel(reader, wait)
                 wait.fail(error)
                 continue
@@ -99,8 +100,8 @@ class WaitList:
                 self._serve_rest(reader, reads)
 
     def _serve_rest(self, reader: Searcher, reads: OrderedDict[Wait[bytes], tuple[int, int]]) -> None:
-        """Settle its next reads without a new message: some at once, the others in portions. A subscriber may push
-        back, cancel reads or close the reader."""
+        """Resolve a reader's next reads without a new message: some at once, the rest in portions. Meanwhile a
+        subscriber may push data back, cancel reads or close the reader."""
         served = 0
         while reads and self.readers.get(reader) is reads:
             if served == _AT_ONCE:
@@ -118,7 +119,7 @@ class WaitList:
                 break
 
     def take_out(self, reader: Searcher) -> OrderedDict[Wait[bytes], tuple[int, int]]:
-        """Its reads, which wait here no more."""
+        """Remove a reader with its parked reads, and return these."""
         reads = self.readers.get(reader)
         if reads is None:
             return OrderedDict()
@@ -126,7 +127,7 @@ class WaitList:
         return reads
 
     def close(self, reader: Searcher) -> None:
-        """Settle all its reads with end-of-file."""
+        """Resolve all reads of a reader with end-of-file."""
         for wait in self.take_out(reader):
             wait.resolve(b"")
 
@@ -141,7 +142,7 @@ class PollList:
         self.calls: dict[object, Callable[[], None]] = {}
 
     def watch(self, file: object, then: Callable[[], None] | None) -> None:
-        """Call `then` for that file; None: no more."""
+        """Call `then` once for that file; None: stop watching it."""
         before = len(self.calls)
         if then is None:
             self.calls.pop(file, None)
@@ -150,7 +151,7 @@ class PollList:
         self._waiting.readers += len(self.calls) - before
 
     def wake_one(self, file: object) -> None:
-        """The program that polls that file, if one does."""
+        """Call the program that polls the file, if there is one."""
         if (then := self.calls.get(file)) is not None:
             self.watch(file, None)
             then()
@@ -164,12 +165,12 @@ class PollList:
 
 # ------------------------------------------------------------ the reads of a consumer
 
-# Each message goes to one of them: the read that was parked first is served first; which message it gets is the
-# dispatcher's. A reader that finds nothing is passed over, as another may have other rights or another selection.
+# Each message goes to one read. The read parked first is served first; the dispatcher chooses its message. A reader
+# without a message is passed over, as another may have other rights or another selection.
 
 
 class ReadEnds:
-    """The sequences at which parked reads of its consumers end, whichever stream takes them."""
+    """The sequences at which parked reads of a group's consumers end, whichever streams they are of."""
 
     def __init__(self, log: GroupLog) -> None:
         self.log = log
@@ -178,7 +179,7 @@ class ReadEnds:
         self.next = NEVER  # the lowest
 
     def set(self, number: int, reads: ParkedReads, sequence: int) -> None:
-        """`reads`, of the consumer of that number, have one that ends there."""
+        """Record that a parked read of consumer `number` ends at `sequence`."""
         self._ends.set(number, sequence)
         self._reads[number] = reads
         self.next = self._ends.value
@@ -189,7 +190,7 @@ class ReadEnds:
         self.next = self._ends.value
 
     def end_reads(self) -> None:
-        """Settle the reads that end before the next message."""
+        """Serve the consumers whose parked reads end before the next message."""
         while self.next <= self.log.end.next and (number := self._ends.name) is not None:
             reads = self._reads[number]
             self.remove(number)
@@ -199,7 +200,7 @@ class ReadEnds:
 
 
 class ParkedReads:
-    """Those of the consumer of that number."""
+    """The parked reads of the consumer `number`, and the programs that poll it."""
 
     __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "_withdrawn", "parked", "polling")
 
@@ -209,10 +210,10 @@ class ParkedReads:
         self.polling: set[ClaimingHandle] = set()  # receivers whose reads may end without a new message
         self._polls: dict[object, Callable[[], None]] = {}
         self._list: dict[ParkedReads, None] = {}
-        self._withdrawn: dict[Wait[bytes], int] = {}  # parked, but only to look as far as the log went
+        self._withdrawn: dict[Wait[bytes], int] = {}  # to be cancelled when the search has reached this end
 
     def join(self, waiting: dict[ParkedReads, None]) -> None:
-        """Stand in that list, and no other, while a read is parked or a program polls."""
+        """Use the list `waiting` from now on: it holds this object while a read is parked or a program polls."""
         if self in self._list:
             waiting[self] = None
         self._list = waiting
@@ -242,17 +243,17 @@ class ParkedReads:
             self.note_end(reader)
 
     def note_end(self, reader: ClaimingHandle) -> None:
-        """Its parked reads end at its `end_sequence`."""
+        """Record that the parked reads of a receiver end at its `end_sequence`."""
         end = min(other.end_sequence for other in {reader, *self.parked.values()})
         self._ends.set(self._number, self, end)
 
     def next_end(self, after: int) -> int:
-        """The lowest sequence above that one at which a parked read ends; NEVER where there is none."""
+        """Return the lowest sequence above `after` at which a parked read ends; NEVER if there is none."""
         ends = (reader.end_sequence for reader in self.parked.values())
         return min((end for end in ends if end > after), default=NEVER)
 
     def cancel(self, wait: Wait[bytes]) -> bool:
-        """Whether that read was parked; it is no more."""
+        """Remove a parked read; return whether it was parked."""
         if self.parked.pop(wait, None) is None:
             return False
         self._withdrawn.pop(wait, None)
@@ -260,8 +261,8 @@ class ParkedReads:
         return True
 
     def withdraw(self, wait: Wait[bytes]) -> bool:
-        """As `cancel`, but not before all that is there was looked at for its reader: until then False. Then it gets
-        what was found, or fails with Interrupted."""
+        """As `cancel`, but only when the search has examined all present messages for the read's reader; until then
+        return False. Then the read gets a message that was found, or fails with Interrupted."""
         end = self._withdrawn.get(wait, self._ends.log.end.next)
         reader = self.parked.get(wait)
         if reader is None or self._dispatcher.has_looked(reader, end):
@@ -270,8 +271,8 @@ class ParkedReads:
         return False
 
     def serve(self) -> None:
-        """Settle reads with the messages there are, the first parked first. Where there is nothing for its reader, each
-        of the others is looked at once."""
+        """Resolve reads with the present messages, the first parked first. Once a reader gets nothing, try every other
+        reader once."""
         passed: set[ClaimingHandle] = set()
         while self.parked and not passed and self._may_serve():
             self._serve_one(*next(iter(self.parked.items())), passed)
@@ -303,7 +304,7 @@ class ParkedReads:
             reader.respond(wait, result)
 
     def watch(self, file: object, then: Callable[[], None] | None) -> None:
-        """Call `then` once when there may be a message for that open file; None: no more."""
+        """Call `then` once when there may be a message for that open file; None: stop watching it."""
         if then is None:
             self._polls.pop(file, None)
             self._stop_if_idle()
@@ -320,7 +321,7 @@ class ParkedReads:
             then()
 
     def close(self) -> None:
-        """Settle all reads with end-of-file: the consumer is removed, or the server stops."""
+        """Resolve all reads with end-of-file: the consumer is removed, or the server stops."""
         for wait, reader in list(self.parked.items()):
             self.cancel(wait)
             reader.respond(wait, b"")
