@@ -1,12 +1,12 @@
 """A blocking 9P client, for any number of threads: its connection and its open files.
 
-machine.py has the protocol; here are the socket and the choice of the thread that receives. Of the threads that wait
-for replies one receives and hands the others theirs, so a read that waits holds up no other call:
+The protocol is in machine.py; here are the socket and the choice of the thread that receives. Of the threads that wait
+for replies one receives, and passes the others theirs. So a blocked read delays no other call:
 
     thread A   wait(read) ---- receives ----- reply of B: wakes B ---- receives ---- its own reply
     thread B         wait(write) -- sleeps -------------- returns
 
-A thread alone never switches to another. Requests leave in the order of `send`.
+A thread alone never switches to another. Requests are sent in the order of `send`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import Dialect
 
 T = TypeVar("T")
-RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: `progress` shows those of a long request over a slow link
+RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: long requests over a slow link then show in `progress`
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
-ATTACH_S = 2.0 * limits.CLIENT_SILENT_S  # of one address of several: another one may serve by then
-FLUSH_S = 10.0  # without any byte: a server that owes an answer to a Tflush has stopped
-INTERRUPT_S = 2.0  # that Ctrl-C waits for that answer
-ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
-WINDOW = 64  # procedures under way at once: enough to keep a server busy
+ATTACH_S = 2.0 * limits.CLIENT_SILENT_S  # to attach at one of several addresses: meanwhile another may begin to serve
+FLUSH_S = 10.0  # without any byte: a server that has not answered a Tflush by then has stopped
+INTERRUPT_S = 2.0  # that Ctrl-C waits for the answer to a Tflush
+ANSWER_BYTES = 65_536  # of the answer to `File.ask`: of `.put`, and of a cursor with names of views
+WINDOW = 64  # procedures that run at once: enough to keep a server busy
 
-_forks = 0  # before this process: to look at it costs a tenth of os.getpid()
+_forks = 0  # forks before this process; reading it costs a tenth of os.getpid()
 
 
 def _count_fork() -> None:
@@ -65,9 +65,9 @@ def connect(
     timeout: float | None = None,
     token: str = "",
 ) -> Client:
-    """Connect and attach to the tree at an address; of several, with commas between, to the first that serves it.
+    """Connect and attach to the tree at an address, or at the first of several, separated by commas, that serves it.
     `timeout`: of connecting, in seconds. `token`: the secret that identifies a client over TCP or TLS. Raises
-    BadAddress, BadConfig, TimeoutError, the server's errors, and Disconnected where none answers."""
+    BadAddress, BadConfig, TimeoutError, the server's errors, and Disconnected if no server answers."""
     addresses = parse_addresses(address) if isinstance(address, str) else [address]
     attach = partial(_attach, user=user, aname=aname, dialect=dialect, msize=msize, token=token)
     if len(addresses) == 1:
@@ -101,18 +101,18 @@ def _attach(
 
 
 class Slot:
-    """A request that was sent."""
+    """A request that was sent, and its outcome."""
 
     reply: Fcall | None = None
-    done = False  # answered; or flushed or lost, without a reply
-    number = 0  # of the reply: those of a connection are counted as they come
-    end = 0  # among all bytes sent, of the last request of those sent together
+    done = False  # answered, flushed or lost; the last two without a reply
+    number = 0  # of the reply: a connection counts its replies in order of arrival
+    end = 0  # position among all bytes sent, where the last request sent with it ends
     flushing = False
-    wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
-    on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
+    wake: queue.SimpleQueue[None] | None = None  # wakes a thread that follows
+    on_done: Callable[[], None] | None = None  # callback of an async program, see `Client.watch`
 
     def __init__(self, tag: int, request: Any, about: Slot | None = None) -> None:
-        self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
+        self.tag, self.request, self.about = tag, request, about  # request None: the flush of `about`
 
     def finish(self, reply: Fcall | None) -> None:
         self.reply, self.done = reply, True
@@ -123,26 +123,26 @@ class Slot:
 
 
 class Client:
-    """An attached connection, from `connect`. Thread-safe; of an open file one thread reads at a time."""
+    """An attached connection, from `connect`. Thread-safe, but only one thread at a time may read an open file."""
 
     def __init__(self, sock: socket.socket | TlsSocket, machine: ClientMachine, where: str = "") -> None:
-        """`where`: the address, for texts."""
+        """`where`: the address, for error texts."""
         self.socket, self.caller, self.where = sock, machine, where
         self._send_bytes = sock.sendall if isinstance(sock, TlsSocket) else partial(send_all, sock)
         self.silence = Silence()
         self.lost = ""  # the reason
-        self._dropped: list[Channel] = []  # of files that were collected, to be clunked with the next call
+        self._dropped: list[Channel] = []  # of collected files, to be clunked with the next call
         self._forks = _forks
         self._lock = threading.Lock()  # guards the machine and the fields below
-        self._sending = threading.Lock()  # requests leave in order; acquired before the other
+        self._sending = threading.Lock()  # keeps requests in order; acquired before `_lock`
         self._slots: dict[int, Slot] = {}  # by tag
-        self._replies = self._sent = 0  # so far; of what was sent whole pieces
+        self._replies = self._sent = 0  # counts; `_sent`: whole pieces of SEND_BYTES
         self._followers: dict[Slot, queue.SimpleQueue[None]] = {}  # wake threads that wait while another one receives
         self._receiving = False
-        self._received: deque[bytes | None] = deque()  # and not looked at
+        self._received: deque[bytes | None] = deque()  # not processed yet
         self._watched: dict[Slot, None] = {}  # by async programs
         self._watching = threading.Condition(self._lock)
-        self._has_receiver = False  # the thread that receives for them
+        self._has_receiver = False  # whether the thread that receives for async programs runs
 
     def __enter__(self) -> Client:
         return self
@@ -153,24 +153,24 @@ class Client:
     # ------------------------------------------------------------ the end of a connection
 
     def close(self, why: str = "the client was closed") -> None:
-        """End it; calls that wait in other threads raise Disconnected with that reason."""
-        if self._forks == _forks:  # a child's copy of the socket is not to end the parent's connection
+        """End the connection. Calls that wait in other threads raise Disconnected with that reason."""
+        if self._forks == _forks:  # in a child, closing its copy of the socket must not end the parent's connection
             with self._lock:
                 self._lose(why)
         self.socket.close()
 
     @property
     def gone(self) -> bool:
-        """Whether the peer has closed, noticed or not."""
+        """Whether the peer has closed the connection, even if this client has not read its end yet."""
         return bool(self.lost) or (self._forks == _forks and is_ready(self.socket, select.POLLRDHUP, 0))
 
     def _disconnected(self) -> Disconnected:
-        if self._forks != _forks:  # seen before any lock: in a child another thread of the parent may have it for ever
+        if self._forks != _forks:  # checked before any lock: in a child, a thread of the parent may hold it for ever
             return Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         return Disconnected(f"{self.where}: {self.lost}")
 
     def _lose(self, why: str) -> None:
-        """Finish all requests without a reply. The lock is held."""
+        """Finish all requests without a reply. The caller holds the lock."""
         self.lost = self.lost or why
         slots, self._slots = self._slots, {}
         for slot in slots.values():
@@ -191,7 +191,7 @@ class Client:
         return self._send(requests)
 
     def flush(self, slot: Slot) -> None:
-        """Cancel a request, unless it is answered or cancelled already; `wait` returns the outcome."""
+        """Cancel a request, unless it is already answered or cancelled; `wait` returns the outcome."""
         self._send((), slot)
 
     def _send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
@@ -214,7 +214,7 @@ class Client:
                         slot.end = self.silence.sent
                 for at in range(0, len(data), SEND_BYTES):
                     self._send_bytes(data[at : at + SEND_BYTES])
-                    self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
+                    self._sent += at + SEND_BYTES <= len(data)  # whole pieces only, not the questions of `give_up`
             except MqfsError:
                 raise
             except BaseException as error:
@@ -226,9 +226,9 @@ class Client:
         return slots
 
     def wait(self, slot: Slot, deadline: float | None = None) -> Fcall | None:
-        """The reply to a request, or an error that it carries; None: the request was flushed. `deadline`: of
+        """Return the reply to a request, which may be an error, or None if the request was flushed. `deadline`: of
         time.monotonic(). Raises TimeoutError, Disconnected."""
-        if self._forks != _forks:  # in a child the reply of what was sent before is the parent's
+        if self._forks != _forks:  # in a child, replies to earlier requests are the parent's
             raise self._disconnected()
         with self._lock:
             try:
@@ -248,7 +248,7 @@ class Client:
             return slot.reply
 
     def _hand_over(self) -> None:
-        """Have another thread receive, where one waits. The lock is held."""
+        """Have a waiting thread receive, if there is one. The caller holds the lock."""
         if not self._receiving and self._followers:
             next(iter(self._followers.values())).put(None)
 
@@ -267,14 +267,14 @@ class Client:
         try:
             if not self._received:
                 self._unlocked(self._receive, left)
-        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+        except (OSError, ValueError) as error:  # ValueError: the socket was closed meanwhile
             why = reason_of(error)
         finally:
-            self._receiving = False  # first, for Ctrl-C: whoever receives next begins with what is there
+            self._receiving = False  # first, for Ctrl-C: the next thread that receives begins with `_received`
             self._take_received(why)
 
     def _unlocked(self, wait: Callable[..., None], *arguments: Any) -> None:
-        """Call without the lock. It is held afterwards, also where Ctrl-C comes while another thread has it."""
+        """Call without the lock. The lock is held afterwards, even if Ctrl-C comes while another thread has it."""
         held = list[bool]()
         interrupted: BaseException | None = None
         try:
@@ -282,7 +282,7 @@ class Client:
             wait(*arguments)
         finally:
             while not held:
-                try:  # in one call in C: wherever Ctrl-C is raised, it is known whether the lock is held
+                try:  # in one call in C: wherever Ctrl-C is raised, `held` says whether the lock is held
                     held.extend(map(self._lock.acquire, (True,)))
                 except BaseException as error:
                     interrupted = error
@@ -290,12 +290,12 @@ class Client:
                 raise interrupted
 
     def _take_received(self, why: str) -> None:
-        """`why` the connection is lost, if it is. The lock is held."""
+        """Process one piece of received data. `why`: why the connection is lost, or "". The caller holds the lock."""
         try:
             data: Any = self._received.popleft() if self._received else None
             if data == b"" or why:
                 self._lose(why or "the server closed the connection")
-            elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
+            elif data is not None and not self.lost:  # when sending failed meanwhile, all requests are finished
                 for tag, reply in self.caller.receive(data):
                     slot = self._slots.pop(tag)
                     old = slot.about
@@ -315,23 +315,23 @@ class Client:
             raise
 
     def _receive(self, left: float | None) -> None:
-        """Receive bytes; b"" at the end, nothing after a time-out. Raises OSError."""
+        """Append received bytes to `_received`: b"" at the end, nothing after a time-out. Raises OSError."""
         try:
             if left is None or is_ready(self.socket, select.POLLIN, left):
-                # In one call in C: were Ctrl-C raised after `recv`, the replies to other threads would be lost.
+                # In one call in C: if Ctrl-C were raised after `recv`, the replies to other threads would be lost.
                 self._received.extend(map(self.socket.recv, (max(RECEIVE_BYTES, self.caller.missing),)))
                 return
         except BlockingIOError:
             pass
         if self.silence.look(self.socket, progress(self), self._sending.locked()):
-            with contextlib.suppress(MqfsError):  # it is lost, or has too many requests under way to ask
+            with contextlib.suppress(MqfsError):  # the connection is lost, or has too many requests to ask
                 self._send([stat_of_root(self.caller)])
                 self.silence.asked = True
 
     # ------------------------------------------------------------ requests that no thread waits for
 
     def watch(self, slot: Slot, call: Callable[[], None]) -> None:
-        """Call once a request is answered, flushed or lost. One thread receives for all such requests."""
+        """Call `call` once a request is answered, flushed or lost. One thread receives for all these requests."""
         if self._forks != _forks:
             raise self._disconnected()
         with self._lock:
@@ -340,14 +340,14 @@ class Client:
                 self._watched[slot] = None
                 if not self._has_receiver:
                     threading.Thread(target=self._receive_for_watched, name="mqfs-receiver", daemon=True).start()
-                    self._has_receiver = True  # it waits for the lock; where none can be started, the next call tries
+                    self._has_receiver = True  # it waits for the lock; if it cannot be started, the next call retries
                 self._watching.notify()
                 return
         call()
 
     def _receive_for_watched(self) -> None:
-        """Receive, or follow the thread that does, while requests are watched; end where there was none for IDLE_S."""
-        own = Slot(-1, None)  # to be woken by: another thread may wait for a watched request, to take it back
+        """Receive, or follow the receiving thread, while requests are watched. End after IDLE_S without one."""
+        own = Slot(-1, None)  # wakes this thread when another one, which waited for a watched request, stops receiving
         with self._lock:
             while not self.lost:
                 if not self._watched:
@@ -364,14 +364,14 @@ class Client:
     # ------------------------------------------------------------ calls
 
     def answer(self, slot: Slot, deadline: float | None = None) -> Fcall:
-        """The reply to a request that was not flushed. Raises the error that it carries, TimeoutError, Disconnected."""
+        """Return the reply to a request that was not flushed. Raises the error in it, TimeoutError, Disconnected."""
         reply: Any = self.wait(slot, deadline)
         return expect(slot.request, reply)
 
     def give_up(self, slot: Slot, most_s: float = math.inf) -> Fcall | None:
-        """Cancel a request: its reply, if that came all the same. A write that waits for the disk or the replica has
-        one, as late as it is. Raises Disconnected, and the connection is lost, where it is not cancelled in `most_s`
-        seconds, or no byte is moved in FLUSH_S though the server is asked for its root."""
+        """Cancel a request. Return its reply if there is one all the same: a write that waits for the disk or the
+        replica is always answered, however late. Drops the connection and raises Disconnected if the cancel is not
+        answered in `most_s` seconds, or no byte moves for FLUSH_S though the server is asked for its root."""
         until = time.monotonic() + most_s
         self.flush(slot)
         moved, moved_at = progress(self), time.monotonic()
@@ -389,7 +389,8 @@ class Client:
                     self._send([stat_of_root(self.caller)])
 
     def _cancel(self, slot: Slot | None) -> Fcall | None:
-        """After Ctrl-C: as `give_up`, in INTERRUPT_S at most. None: the connection is lost, as fids are not known."""
+        """Cancel after Ctrl-C as `give_up` does, within INTERRUPT_S. Return None, and drop the connection, if that
+        fails or there is no slot: then it is unknown which fids exist."""
         with contextlib.suppress(Disconnected):
             if slot is not None:
                 return self.give_up(slot, INTERRUPT_S)
@@ -398,7 +399,7 @@ class Client:
         return None
 
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
-        """The result of a procedure. After TimeoutError the connection is of no use."""
+        """Return the result of a procedure. After TimeoutError the connection is unusable."""
         self._clunk_dropped()
         try:
             return self._drive(procedure, deadline)
@@ -409,17 +410,17 @@ class Client:
         if self._forks != _forks:
             raise self._disconnected()
         while self._dropped:
-            with contextlib.suppress(MqfsError, IndexError):  # another thread may have taken the last
+            with contextlib.suppress(MqfsError, IndexError):  # another thread may have popped the last
                 self._drive(clunk_once(self.caller, self._dropped.pop()))
 
     def _drive(self, procedure: Procedure[T], deadline: float | None = None, slot: Slot | None = None) -> T:
-        """`slot`: its first request, where that was sent."""
+        """Run a procedure. `slot`: its first request, if already sent."""
         step: Callable[[Any], Fcall] = procedure.send
         answer: Fcall | MqfsError | None = None
         try:
             while True:
                 if slot is None:
-                    with self._lock:  # it takes tags and fids of the machine
+                    with self._lock:  # the procedure allocates tags and fids of the machine
                         request = step(answer)
                     [slot] = self._send([request])
                 try:
@@ -439,8 +440,8 @@ class Client:
             raise
 
     def begin(self, procedures: Sequence[Procedure[T]]) -> tuple[list[Slot], Callable[[], list[T]]]:
-        """Send the first request of each procedure, all at once. Returns them, and a function, to be called, that
-        carries on: the results, or the first error."""
+        """Send the first request of each procedure, all at once. Return their slots, and a function that the caller
+        must call: it completes the procedures and returns the results, or raises the first error."""
         self._clunk_dropped()
         with self._lock:
             requests = [next(procedure) for procedure in procedures]
@@ -462,7 +463,7 @@ class Client:
         return slots, finish
 
     def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
-        """The result or the error of each procedure. Up to WINDOW of them run at once, in any order."""
+        """Return the result or the error of each procedure. Up to WINDOW of them run at once, in any order."""
         self._clunk_dropped()
         results: dict[int, T | MqfsError] = {}
         waiting: deque[tuple[int, Procedure[T], Slot]] = deque()
@@ -495,7 +496,7 @@ class Client:
                 advance(number, procedure, procedure.send, reply)
 
     def drop(self, channel: Channel) -> None:
-        """Clunk a collected file with the next call: this may be in the middle of one."""
+        """Have the next call clunk a collected file. Not done here: this may run in the middle of a call."""
         self._dropped.append(channel)
 
     # ------------------------------------------------------------ files
@@ -513,7 +514,7 @@ class Client:
         self.do(self.caller.remove(path))
 
     def rename(self, path: str, name: str) -> None:
-        """Rename in the same group."""
+        """Rename a file within its group."""
         self.do(self.caller.rename(path, name))
 
     def chmod(self, path: str, permissions: int) -> None:
@@ -527,15 +528,15 @@ class Client:
 
 
 class File(io.RawIOBase):
-    """An open file: each read is a message or a part of one, each write a message."""
+    """An open file. Each read returns a message or a part of one; each write is a message."""
 
     def __init__(self, client: Client, channel: Channel, mode: str) -> None:
         super().__init__()
         self.client, self.channel, self._flags = client, channel, flags_of(mode)
-        self._slot: Slot | None = None  # the read that waits
-        self._begun: Slot | None = None  # by `when_ready`
+        self._slot: Slot | None = None  # the pending read
+        self._begun: Slot | None = None  # the read begun by `when_ready` or `begin_read`
         self._interrupted = self._is_closing = False
-        self._beginning = threading.Lock()  # `close` and the begin of a read that no thread waits for
+        self._beginning = threading.Lock()  # held by `close`, and to begin a read that no thread waits for
 
     is_lost = property(lambda self: bool(self.client.lost))
 
@@ -546,8 +547,9 @@ class File(io.RawIOBase):
         return self._flags != os.O_RDONLY
 
     def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
-        """One read, of at most `count` bytes, which waits for at most `timeout` seconds: b"" at the end. TimeoutError
-        and Interrupted have read nothing: a message that came all the same is returned, or by the next read."""
+        """Return the bytes of one read, at most `count`, or b"" at the end. Wait for at most `timeout` seconds. After
+        TimeoutError or Interrupted nothing was read: this or the next read returns a message that arrived all the
+        same."""
         channel = self.channel
         if channel.kept is not None:
             return channel.take_kept(count)
@@ -562,7 +564,7 @@ class File(io.RawIOBase):
                 slot = self._send(request)
                 reply = expect(request, self._reply(slot, deadline))
             data: bytes = reply.data
-            if len(data) > count:  # `when_ready` asked for more
+            if len(data) > count:  # `begin_read` asked for more
                 channel.kept, data = data[count:], data[:count]
             return data
         except (MqfsError, TimeoutError):
@@ -581,8 +583,8 @@ class File(io.RawIOBase):
         return slot
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Begin to read, unless that was begun, and call once `receive` does not wait; from another thread, perhaps.
-        Of a closed file at once: its fid may be another file's. Raises Disconnected."""
+        """Begin a read, if none is begun, and call `call` once `receive` does not wait, perhaps from another thread. If
+        the file is closed, call at once: its fid may be another file's. Raises Disconnected."""
         self.begin_read()
         slot = self._begun
         if slot is None or self._is_closing:
@@ -591,14 +593,14 @@ class File(io.RawIOBase):
             self.client.watch(slot, call)
 
     def begin_read(self) -> None:
-        """Begin the read of the next `receive`, unless that was begun, or needs none. Raises Disconnected."""
+        """Begin the read of the next `receive`, unless it is begun, or kept data will do. Raises Disconnected."""
         with self._beginning:
             if not self._is_closing and self.channel.kept is None:
                 self._begun = self._begun or self._send(self.channel.read_request(limits.MESSAGE_BYTES))
 
     def look_up(self, path: str) -> Callable[[], bool | None]:
-        """Begin the read, and behind it ask whether there is this file. Returns a function, to be called after
-        `receive`: the answer; None: the read was answered after it. Raises Disconnected."""
+        """Begin a read, and after it ask whether a file exists. Return a function to be called after `receive`: it
+        returns the answer, or None if the read was answered after the question. Raises Disconnected."""
         self.begin_read()
         read = self._begun
         [asked], finish = self.client.begin([self.client.caller.exists(path)])
@@ -635,7 +637,7 @@ class File(io.RawIOBase):
         return len(data)
 
     def _require_open(self) -> None:
-        """Raises Disconnected for a closed file: its fid may be another file's."""
+        """Raise Disconnected if the file is closed: its fid may be another file's."""
         if self._is_closing:
             raise Disconnected("the file was closed")
 
@@ -653,17 +655,17 @@ class File(io.RawIOBase):
         return int(reply.count)
 
     def send(self, data: bytes) -> Callable[[], Fcall]:
-        """Begin to write one message. Returns a function that waits for the answer. Raises TooLong."""
+        """Begin to write one message. Return a function that waits for the answer. Raises TooLong."""
         self._require_open()
         return partial(self.client.answer, self.client.send([self.channel.request(data)])[0])
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
-        """One write, which waits for at most `timeout` seconds, and the read after it, of a short answer, in one round
-        trip. After TimeoutError nothing is written."""
+        """Write once, waiting for at most `timeout` seconds, and return the short answer that the next read gets, in
+        one round trip. After TimeoutError nothing is written."""
         self._require_open()
         client, asked = self.client, self.channel.read_request(ANSWER_BYTES)
         deadline = None if timeout is None else time.monotonic() + timeout
-        self.channel.kept = None  # the answer to one that Ctrl-C ended
+        self.channel.kept = None  # the answer to a call that Ctrl-C ended
         written, read = client.send([self.channel.request(data), asked])
         try:
             expect(written.request, self._reply(written, deadline))
@@ -676,7 +678,7 @@ class File(io.RawIOBase):
             client._cancel(read)
             raise
         self.channel.took(len(reply.data), asked.count)
-        return reply.data or self.receive(ANSWER_BYTES)  # the write waited, the read did not
+        return reply.data or self.receive(ANSWER_BYTES)  # if the write waited but the read did not, read again
 
     def close(self) -> None:
         with self._beginning:
@@ -694,5 +696,5 @@ class File(io.RawIOBase):
 
 
 def progress(client: Client) -> tuple[int, int, int]:
-    """Differs from an earlier one if the connection has moved bytes since: some received, or SEND_BYTES sent."""
+    """Return a value that changes whenever the connection moves bytes: any received, or SEND_BYTES sent."""
     return client._replies, client.caller.missing, client._sent

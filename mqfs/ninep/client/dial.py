@@ -1,17 +1,17 @@
-"""Dialling: the socket of an address, through TLS where that says so; and of several addresses the first that serves.
+"""Dialling: connect to an address, through TLS if it says so; of several addresses, to the first that serves.
 
-a   |------- no answer ........      one that hangs does not hold up the next: it has a head start only
-b            |- a standby            a refusal ends the head start
-c              |-- attached          the first one wins, and what comes after it is closed
+a   |------- no answer ........      one that hangs does not hold up the next: it has a head start only b            |-
+a standby            a refusal ends the head start c              |-- attached          the first one wins, and what
+comes after it is closed
 
-Whether a server that says nothing is there still, a client asks that has another address to go to. The kernel answers
-for a process that is stopped or hangs. The thread that waits for replies looks every LOOK_S, that which sends where the
-socket takes nothing:
+A client with another address asks a silent server whether it still runs, as the kernel answers for a process that is
+stopped or hangs. The thread that waits for replies looks every LOOK_S, as does a thread that sends while the socket
+accepts no bytes:
 
     last reply ---- quiet for SILENT_S ---- asked ---- as long again, and nothing moved ---- lost
 
-The question is behind what the client sent before it. What the kernel keeps of that is seen to become less; what a hop
-on the way keeps, as an ssh tunnel does, is given a second for each limits.CLIENT_LINK_BYTES.
+The question follows everything that the client sent before. The client sees the kernel's send buffer drain. For bytes
+buffered by a hop on the way, such as an ssh tunnel, it allows a second for each limits.CLIENT_LINK_BYTES.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ LOOK_S = SILENT_S / limits.ASKED
 
 
 def set_look(sock: socket.socket, *options: int) -> None:
-    """Have recv(2) or send(2) end with BlockingIOError after LOOK_S; `options`: socket.SO_RCVTIMEO, SO_SNDTIMEO."""
+    """Have recv(2) or send(2) raise BlockingIOError after LOOK_S. `options`: socket.SO_RCVTIMEO, SO_SNDTIMEO."""
     whole_s = int(LOOK_S)
     for option in options:
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole_s, int((LOOK_S - whole_s) * 1e6)))
 
 
 def is_ready(sock: Any, event: int, most_s: float) -> bool:
-    """Whether a socket has an event of poll(2), within `most_s` seconds, or LOOK_S."""
+    """Whether a socket has an event of poll(2) within `most_s` seconds, at most LOOK_S."""
     poll = select.poll()
     poll.register(sock, event)
     return bool(poll.poll(min(most_s, LOOK_S) * 1_000 + 1 if most_s else 0))
 
 
 class Quiet:
-    """For how long the other side has taken none of the bytes that the kernel keeps for it."""
+    """The time for which the other side has accepted none of the bytes in the kernel's send buffer."""
 
     def __init__(self, sock: Any) -> None:
         self._sock, self._least, self._since = sock, unsent(sock), time.monotonic()
 
     def seconds(self) -> float:
-        """A slow link takes them bit by bit."""
+        """Return the seconds since the buffer last shrank: a slow link drains it bit by bit."""
         now, left = time.monotonic(), unsent(self._sock)
         if left < self._least:
             self._since, self._least = now, left
@@ -67,34 +67,37 @@ class Quiet:
 
 
 def send_all(sock: socket.socket, data: bytes) -> None:
-    """As `sendall`. Raises ConnectionError where a socket of `set_look` takes nothing for 2 * SILENT_S."""
+    """Send as `sendall` does. Raises ConnectionError if a socket of `set_look` accepts no byte for 2 * SILENT_S."""
     sent, quiet = 0, None
     while sent < len(data):
         try:
             sent += sock.send(memoryview(data)[sent:] if sent else data)
             quiet = None
-        except BlockingIOError:  # the kernel waits for much room
+        except BlockingIOError:  # the kernel waits until much of its buffer is free
             quiet = quiet or Quiet(sock)
             if (quiet_s := quiet.seconds()) >= 2 * SILENT_S:
                 raise ConnectionError(f"takes no request for {quiet_s:.0f} s") from None
 
 
 class Silence:
-    """How long the server of a connection has been silent. One thread looks at a time."""
+    """The time for which the server of a connection has been silent. One thread looks at a time."""
 
     def __init__(self) -> None:
-        self.asks = False  # there is another address to go to
+        self.asks = False  # there is another address to connect to
         self.asked = False
         self.sent = 0  # bytes
-        self.taken = 0  # of them, up to the last request that was answered
+        self.taken = 0  # bytes sent up to the last request that was answered
         self._moved: tuple[int, ...] = ()
         self._since = self._most_s = 0.0
         self._quiet: Quiet | None = None  # since the question
 
     def look(self, sock: Any, moved: tuple[int, ...], is_sending: bool) -> bool:
-        """Nothing has come for LOOK_S, or less: whether to ask now, and to set `asked`. `moved`: changes with all
-        that comes, and with long requests that leave. `is_sending`: a thread does, which looks, too. Raises
-        ConnectionError where the server counts as gone."""
+        """Return whether to send the question now, and then to set `asked`. Called when nothing arrived for LOOK_S or
+        less.
+
+        `moved`: changes with all that arrives, and with long requests that are sent. `is_sending`: another thread
+        sends, and looks, too. Raises ConnectionError if the server counts as lost.
+        """
         if is_host_silent(sock):
             raise ConnectionError("its host is silent")
         if not self.asks:
@@ -106,7 +109,7 @@ class Silence:
             if now - self._since >= SILENT_S:
                 self._quiet = Quiet(sock)
                 self._most_s = SILENT_S + (self.sent - self.taken) / limits.CLIENT_LINK_BYTES
-                self.asked = not is_ready(sock, select.POLLOUT, 0)  # then what waits there is the question
+                self.asked = not is_ready(sock, select.POLLOUT, 0)  # else the waiting bytes are the question
                 return not self.asked
         elif self._quiet.seconds() >= self._most_s:
             raise ConnectionError(f"no answer in {now - self._since:.0f} s")
@@ -116,7 +119,7 @@ class Silence:
 # ------------------------------------------------------------ dialling
 
 
-C = TypeVar("C")  # what is dialled: it has `close`
+C = TypeVar("C")  # the result of dialling: it has `close`
 
 HEAD_START_S = 0.5  # of an address, before the next one is tried, too
 
@@ -124,7 +127,7 @@ _dialled = WeakSet[socket.socket]()
 
 
 def _close_in_child() -> None:
-    """Close the parent's sockets: one open in a child would hide the parent's end, and keep its claims from others."""
+    """Close the parent's sockets in a child: an open copy would hide the parent's end, and hold its claims."""
     for sock in [*_dialled]:
         sock.close()
 
@@ -133,7 +136,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> socket.socket | TlsSocket:
-    """A connected socket. `is_alone`: there is no other address to go to. Raises OSError, BadConfig."""
+    """Return a connected socket. `is_alone`: there is no other address. Raises OSError, BadConfig."""
     if isinstance(where, UnixAddress):
         sock = _connected(socket.AF_UNIX, 0, where.path, timeout)
         if not is_alone:
@@ -152,7 +155,7 @@ def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> soc
 
 def _connected(family: int, protocol: int, at: Any, timeout: float | None) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM, protocol)
-    _dialled.add(sock)  # before it connects: a child that is forked meanwhile has it, too
+    _dialled.add(sock)  # before it connects: a child forked meanwhile has it, too
     try:
         sock.settimeout(timeout)
         sock.connect(at)
@@ -163,7 +166,7 @@ def _connected(family: int, protocol: int, at: Any, timeout: float | None) -> so
 
 
 def _connected_to_host(host: str, port: int, timeout: float | None) -> socket.socket:
-    """As `socket.create_connection`: the first of its addresses that answers, each within the timeout."""
+    """Connect as `socket.create_connection` does: to the first address that answers, each within the timeout."""
     *others, (last, _, protocol, _, at) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, number, _, other in others:
         with contextlib.suppress(OSError):
@@ -172,8 +175,8 @@ def _connected_to_host(host: str, port: int, timeout: float | None) -> socket.so
 
 
 def first_of(addresses: Sequence[Address], attempt: Callable[[Address], C], timeout: float | None) -> C:
-    """The result of the first attempt that succeeds, within `timeout` seconds. Raises what an address was refused with
-    where that would not change, else Disconnected with the reason of each."""
+    """Return the result of the first attempt that succeeds, within `timeout` seconds. Raises an address's refusal if it
+    is final, such as for a wrong token; else Disconnected with the reason of each address."""
     race = _Race(attempt)
     try:
         return race.run(addresses, None if timeout is None else time.monotonic() + timeout)
@@ -182,7 +185,7 @@ def first_of(addresses: Sequence[Address], attempt: Callable[[Address], C], time
 
 
 class _Race(Generic[C]):
-    """Attempts, each on a thread of its own."""
+    """Attempts to connect, each on a thread of its own."""
 
     def __init__(self, attempt: Callable[[Address], C]) -> None:
         self._attempt = attempt
@@ -202,7 +205,7 @@ class _Race(Generic[C]):
         _close(outcome)
 
     def run(self, addresses: Sequence[Address], deadline: float | None) -> C:
-        """The first success. Raises as `first_of`."""
+        """Return the first success. Raises as `first_of` does."""
         failed: dict[Address, Exception | None] = dict.fromkeys(addresses)
         waiting, under_way = list(dict.fromkeys(addresses)), 0
         while waiting or under_way:
@@ -224,7 +227,7 @@ class _Race(Generic[C]):
         raise _why(failed)
 
     def end(self) -> None:
-        """Nothing more is wanted."""
+        """End the race: close the connections that were made, and have later ones closed."""
         with self._lock:
             self._is_over = True
         with contextlib.suppress(queue.Empty):
@@ -238,10 +241,10 @@ def _close(outcome: Any) -> None:
 
 
 def _why(failed: dict[Address, Exception | None]) -> Exception:
-    """The error for all addresses."""
+    """Return the error for all addresses."""
     for error in failed.values():
         if error is not None and not isinstance(error, Disconnected | OSError):
-            return error  # a refused token, say: a server that would serve refuses it, too
+            return error  # final, such as a refused token: a server that serves would refuse it, too
     texts = []
     for where, error in failed.items():
         text = error.wire_text() if isinstance(error, Standby) else str(error or "no answer")
@@ -251,7 +254,7 @@ def _why(failed: dict[Address, Exception | None]) -> Exception:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Raises ConnectionError with the reason in words where TLS fails."""
+    """Raise ConnectionError with the reason in words where TLS fails."""
     try:
         yield
     except ssl.SSLError as error:
@@ -259,18 +262,18 @@ def _explained() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a connection was lost. Never an error of the system: EPIPE of a command line means its standard output."""
+    """Return why a connection was lost. It is never raised itself: EPIPE of a command means its standard output."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 class TlsSocket:
-    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError.
+    """The calls of a connected socket that a client uses, through TLS. A failure of TLS is a ConnectionError.
 
-    It has the lock of the machine: one thread may receive while another sends.
+    The machine has a lock: one thread may receive while another sends.
     """
 
     def __init__(self, sock: socket.socket, host: str) -> None:
-        """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
+        """Complete the handshake, and check the server's certificate for the host's name. Raises OSError, BadConfig."""
         self.raw = sock
         self._machine = machine = TlsMachine(client_context("9p"), host)
         self._lock = threading.Lock()
@@ -291,7 +294,7 @@ class TlsSocket:
         sock.sendall(machine.take())
 
     def recv(self, size: int) -> bytes | None:
-        """Received bytes, all there are; None: none that can be decrypted yet; b"": the end."""
+        """Return all received bytes that can be decrypted; None if there are none yet, b"" at the end."""
         if self._early:
             data, self._early = self._early, b""
             return data
@@ -303,14 +306,14 @@ class TlsSocket:
             return plain if plain or self._machine.ended else None
 
     def sendall(self, data: bytes) -> None:
-        """Send, after the answers of TLS to what was received. Never in two threads at once."""
+        """Send data, after the answers of TLS to received data. Never called in two threads at once."""
         with self._lock, _explained():
             self._machine.send(data)
             encrypted = self._machine.take()
         send_all(self.raw, encrypted)
 
     def encrypt(self, data: bytes) -> bytes:
-        """What `sendall` would send, for a caller with a loop of its own, which sends it."""
+        """Return the bytes that `sendall` would send, for a caller that sends them in its own loop."""
         with self._lock, _explained():
             self._machine.send(data)
             return self._machine.take()
@@ -325,7 +328,7 @@ class TlsSocket:
         return self.raw.getsockopt(level, name, size)
 
     def shutdown(self, how: int) -> None:
-        """As of a socket; announces the end first, if that does not block."""
+        """Shut down as a socket does, and announce the end first, if that does not block."""
         with contextlib.suppress(OSError), self._lock:
             self._machine.close()
             self.raw.send(self._machine.take(), socket.MSG_DONTWAIT)

@@ -1,8 +1,8 @@
 """The client side of a 9P connection without I/O: requests to bytes, bytes to replies by tag.
 
-It allocates tags and fids, and has the procedures of a client in all three dialects. A procedure is a generator that
-yields requests and is sent their replies, or thrown their errors. An open fid is a channel: its reads and writes are
-procedures, too. Imports nothing of the engine.
+The machine allocates tags and fids, and has the procedures of a client in all three dialects. A procedure is a
+generator: it yields requests, and is sent their replies or thrown their errors. An open fid is a channel, whose reads
+and writes are procedures, too. Imports nothing of the engine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
 
 def flags_of(mode: str) -> int:
-    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
+    """Return the flags of open(2) for "r", "w" or "r+" ("b" may follow). Raises BadRequest."""
     plain = mode.replace("b", "")
     if plain not in MODES:
         raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
@@ -57,14 +57,14 @@ def flags_of(mode: str) -> int:
 
 @attrs.define(eq=False)
 class Channel:
-    """An open fid: the offset, and a message that arrived for a flushed read."""
+    """An open fid: its offset, and a message that arrived for a flushed read."""
 
     fid: int
     qid: Qid
-    msize: int  # as agreed
+    msize: int  # as agreed with the server
     unix: bool  # the dialect is 9P2000.u
     offset: int = 0
-    kept: bytes | None = None  # of a read that was flushed too late
+    kept: bytes | None = None  # data of a read that was answered in spite of its flush
     short: bool = False  # the last read returned less than its count
     is_clunked: bool = False  # or about to be: the fid may be another file's
     most: int = attrs.field(init=False)  # the largest message that can be written, in bytes
@@ -74,14 +74,14 @@ class Channel:
         return self.msize - IO_OVERHEAD
 
     def read_request(self, count: int) -> m.Tread:
-        """The request that reads."""
+        """Return the request that reads up to `count` bytes."""
         count = min(count, self.msize - READ_OVERHEAD)
         if count == self.most:
-            count -= 1  # a server takes it for a read that v9fs has cut, and expects another
+            count -= 1  # a server takes this count for a read that v9fs has clipped, and expects another
         return m.Tread(0, self.fid, self.offset, count)
 
     def read(self, count: int) -> Procedure[bytes]:
-        """The next message or a part of it; b"" at the end."""
+        """Read the next message or a part of it; b"" at the end."""
         if self.kept is not None:
             return self.take_kept(count)
         request = self.read_request(count)
@@ -96,26 +96,27 @@ class Channel:
         return kept[:count]
 
     def took(self, length: int, count: Any) -> bool:
-        """Whether to read again: behind the end of file that clients get which read until their buffer is full."""
+        """Record a read. Return whether to read again, after a false end-of-file: clients that read until their buffer
+        is full get one."""
         is_false_end = self.unix and self.short and not length
         self.offset += length
         self.short = 0 < length < count
         return is_false_end
 
     def keep(self, reply: Fcall | None, offset: int) -> None:
-        """Keep the reply of a read at an offset that was flushed too late, for the next read."""
+        """Keep a reply that came in spite of the read's flush, for the next read. `offset`: of that read."""
         if isinstance(reply, m.Rread):
             self.kept, self.offset = reply.data, offset
             self.took(len(reply.data), self.msize)
 
     def request(self, data: bytes) -> m.Twrite:
-        """The request that writes one message. Raises TooLong."""
+        """Return the request that writes one message. Raises TooLong."""
         if len(data) > self.most:
             raise TooLong(f"message of {len(data)} bytes (expected at most {self.most} by the connection's msize)")
         return m.Twrite(0, self.fid, self.offset, data)
 
     def write(self, data: bytes) -> Procedure[int]:
-        """One message."""
+        """Write one message. Return the number of bytes written."""
         reply = yield self.request(data)
         return int(reply.count)
 
@@ -135,8 +136,8 @@ class ClientMachine:
         self._framer = Framer(msize)
         self._out: list[bytes] = []
         self._unanswered: set[int] = set()  # tags
-        self._about: dict[int, int] = {}  # the tag of each unanswered Tflush: the one it flushes
-        self._flushed: set[int] = set()  # those tags
+        self._about: dict[int, int] = {}  # the tag of each unanswered Tflush: the tag that it flushes
+        self._flushed: set[int] = set()  # tags that are being flushed
         self._free_tags: list[int] = []
         self._next_tag = 0
         self._free_fids: list[int] = []
@@ -146,7 +147,7 @@ class ClientMachine:
     # ------------------------------------------------------------ requests
 
     def call(self, request: Fcall) -> int:
-        """Queue a request; the tag that replaces its own. Raises OverLimit."""
+        """Queue a request and return its tag, which replaces the request's own. Raises OverLimit."""
         [tag] = self.call_all([request])
         return tag
 
@@ -164,14 +165,17 @@ class ClientMachine:
         return tag
 
     def call_all(self, requests: Sequence[Fcall]) -> list[int]:
-        """Queue all requests, or none; their tags. Raises OverLimit."""
+        """Queue all requests, or none, and return their tags. Raises OverLimit."""
         if len(requests) > len(self._free_tags) + limits.TAGS - self._next_tag:
             raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
         return list(map(self._queue, requests))
 
     def flush(self, tag: int) -> int:
-        """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush. Where all
-        requests are under way, each of them can be flushed, once, all the same."""
+        """Queue a Tflush of a request and return the flush's tag.
+
+        The request may still be answered, but not after the Rflush. TAGS limits requests only: when all tags are in
+        use, each request can still be flushed once.
+        """
         flush = self._tag()
         self._unanswered.add(flush)
         self._about[flush] = tag
@@ -180,7 +184,7 @@ class ClientMachine:
         return flush
 
     def take(self) -> bytes:
-        """Take the queued requests, to be sent."""
+        """Return and remove the queued requests, to be sent."""
         out, self._out = self._out, []
         return b"".join(out)
 
@@ -207,7 +211,7 @@ class ClientMachine:
         return self._framer.missing
 
     def receive(self, data: bytes) -> list[tuple[int, Fcall]]:
-        """The complete replies, with their tags. After BadFrame the connection is unusable."""
+        """Return the complete replies, with their tags. After BadFrame the connection is unusable."""
         replies = []
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
@@ -228,7 +232,7 @@ class ClientMachine:
         return replies
 
     def _answered(self, tag: int) -> None:
-        """Free a tag; one that is being flushed only after the Rflush."""
+        """Free a tag. A tag that is being flushed is freed only at the Rflush."""
         self._unanswered.discard(tag)
         if tag in self._flushed:
             return
@@ -243,8 +247,8 @@ class ClientMachine:
     # ------------------------------------------------------------ procedures: attach, walk, clunk
 
     def connect(self, user: str, aname: str = "", token: str = "", *, private: bool = True) -> Procedure[None]:
-        """Agree on version and msize, and attach; with a token, as its user. `private`: no one but the server reads
-        what is sent, so that the token itself may be."""
+        """Agree on version and msize, and attach; with a token, as the token's user. `private`: only the server can
+        read the connection, so the token itself may be sent."""
         agreed = yield m.Tversion(NOTAG, self.msize, self.dialect.version)
         if agreed.version != self.dialect.version:
             raise Unsupported(f"version of the server: {agreed.version!r} (expected {self.dialect.version!r})")
@@ -259,7 +263,7 @@ class ClientMachine:
         yield m.Tattach(0, self.root, NOFID, name, aname, NONUNAME if uid is None else uid)
 
     def _attach_by_token(self, user: str, aname: str, token: bytes, private: bool) -> Procedure[None]:
-        """Attach by a token; without a user name, as the token's."""
+        """Attach by a token; without a user name, as the token's user."""
         uid = identity.user_number(user) if user else None
         number = NONUNAME if uid is None else uid
         afid = self.fid()
@@ -280,7 +284,7 @@ class ClientMachine:
         yield from self.clunk(afid)
 
     def walk(self, path: str) -> Procedure[int]:
-        """A new fid of the file at a path from the root."""
+        """Return a new fid of the file at a path from the root."""
         names = [name for name in path.split("/") if name not in ("", ".")]
         fid = self.fid()
         done = False
@@ -315,7 +319,7 @@ class ClientMachine:
             self.free_fid(fid)
 
     def _with_fid(self, path: str, procedure: Any) -> Procedure[Any]:
-        """Run a procedure with the fid of a path."""
+        """Run a procedure with a fid of a path, and clunk it."""
         fid = yield from self.walk(path)
         try:
             value = yield from procedure(fid)
@@ -328,7 +332,7 @@ class ClientMachine:
     # ------------------------------------------------------------ procedures: files
 
     def open(self, path: str, flags: int, *, nonblocking: bool = False) -> Procedure[Channel]:
-        """Open a file; `flags`: os.O_RDONLY, O_WRONLY or O_RDWR."""
+        """Open a file. `flags`: os.O_RDONLY, O_WRONLY or O_RDWR."""
         fid = yield from self.walk(path)
         try:
             if self.dialect.linux:
@@ -376,7 +380,7 @@ class ClientMachine:
             self.free_fid(fid)
 
     def rename(self, path: str, name: str) -> Procedure[None]:
-        """Rename in the same group."""
+        """Rename a file within its group."""
         group, _, _ = path.rstrip("/").rpartition("/")
 
         def give(fid: int) -> Procedure[None]:
@@ -392,7 +396,7 @@ class ClientMachine:
         yield from self._with_fid(path, give)
 
     def chmod(self, path: str, mode: int) -> Procedure[None]:
-        """Change the permissions."""
+        """Change the permissions of a file."""
         kind = (yield from self.stat(path)).qid.type
 
         def give(fid: int) -> Procedure[None]:
@@ -417,7 +421,7 @@ class ClientMachine:
         return it
 
     def names(self, path: str) -> Procedure[list[str]]:
-        """The names in a group, without "." and ".."."""
+        """List the names in a group, without "." and ".."."""
 
         def read(fid: int) -> Procedure[list[str]]:
             if self.dialect.linux:
@@ -453,28 +457,31 @@ class ClientMachine:
 
 
 def stat_of_root(caller: ClientMachine) -> Fcall:
-    """A request that a server answers at once, while others wait."""
+    """Return a request that a server answers at once, even while others wait."""
     root = caller.root
     return m.Tgetattr(0, root, m.GETATTR_BASIC) if caller.dialect.linux else m.Tstat(0, root)
 
 
 def clunk_once(caller: ClientMachine, channel: Channel) -> Procedure[None]:
-    """Clunk an open file, unless that was done. `is_clunked` is set before the request is sent: after Ctrl-C behind
-    that, either the answer is there or the connection is lost."""
+    """Clunk an open file, unless that was done.
+
+    `is_clunked` is set before the request is sent: if Ctrl-C comes after that, either the answer has arrived or the
+    connection is lost.
+    """
     if not channel.is_clunked:
         channel.is_clunked = True
         yield from caller.clunk(channel.fid)
 
 
 def check(reply: Fcall) -> Fcall:
-    """The reply. Raises the error it carries."""
+    """Return the reply. Raises the error it carries."""
     if isinstance(reply, (m.Rerror, m.Rlerror)):
         raise raised(reply)
     return reply
 
 
 def expect(request: Fcall, reply: Fcall) -> Fcall:
-    """The reply to a request. Raises the error it carries, BadFrame where it answers another request."""
+    """Return the reply to a request. Raises the error it carries, or BadFrame if it answers another request."""
     if type(reply) is not TYPES[NUMBERS[type(request)] + 1]:
         check(reply)
         raise BadFrame(f"unexpected {type(reply).__name__} (expected an answer to {type(request).__name__})")
@@ -482,13 +489,13 @@ def expect(request: Fcall, reply: Fcall) -> Fcall:
 
 
 def unchanged() -> m.Dir:
-    """The stat of a Twstat that changes nothing."""
+    """Return the stat of a Twstat that changes nothing."""
     qid = Qid(0xFF, KEEP32, KEEP64)
     return m.Dir(KEEP16, KEEP32, qid, KEEP32, KEEP32, KEEP32, KEEP64, "", "", "", "")
 
 
 def _permissions(mode: int) -> int:
-    """Those of a file in 9P2000, where DMTMP is the sticky bit: it is temporary."""
+    """Return the permissions of a file in 9P2000, where DMTMP (temporary) stands for the sticky bit."""
     return mode & 0o777 | (DMTMP if mode & modes.S_ISVTX else 0)
 
 
@@ -497,7 +504,7 @@ def _kind(qid: Qid) -> int:
 
 
 def stat_of_dir(it: m.Dir) -> Stat:
-    """The attributes of a stat of 9P2000 or 9P2000.u. A user that is only named is looked up; -1: unknown."""
+    """Return the attributes in a stat of 9P2000 or 9P2000.u. A user given only by name is looked up; -1: unknown."""
     uid = identity.user_number(it.uid) if it.n_uid == NONUNAME else it.n_uid
     gid = identity.group_number(it.gid) if it.n_gid == NONUNAME else it.n_gid
     uid, gid = -1 if uid is None else uid, -1 if gid is None else gid
