@@ -47,9 +47,13 @@ def version(program: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def parse(program: click.Command, arguments: Sequence[str]) -> Any:
-    """The result of the command's function; an int after --help. Raises ToolError (usage)."""
+    """The result of the command's function; an int after a help, also the one that a missing command prints. Raises
+    ToolError (usage)."""
     try:
         return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return USAGE
     except click.ClickException as error:
         raise ToolError(usage_error(error), USAGE) from error
     except click.Abort:

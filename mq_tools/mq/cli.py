@@ -316,10 +316,6 @@ command.add_command(completion.command)
 
 
 def run(arguments: Sequence[str]) -> int:
-    if not arguments and "_MQ_COMPLETE" not in os.environ:
-        context = click.Context(command, info_name=PROGRAM, **command.context_settings)
-        click.echo(command.get_help(context), err=True)
-        return USAGE
     result = parse(command, arguments)
     return result if isinstance(result, int) else 0
 

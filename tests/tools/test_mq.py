@@ -710,11 +710,16 @@ def test_what_makes_no_sense(words: list[str], text: str) -> None:
 
 def test_help() -> None:
     assert said("--help").startswith("Usage: mq ")
-    nothing = mq()
-    assert (nothing.returncode, nothing.stdout) == (2, b"")
-    assert nothing.stderr.startswith(b"Usage: mq ")
     for name in ("put", "top"):
         assert said(name, "-h").startswith(f"Usage: mq {name} ")
+
+
+@pytest.mark.parametrize("words", [[], ["schedule"]])
+def test_commands_that_have_commands(words: list[str]) -> None:
+    """Without one of these their help is the error, as lines."""
+    nothing = mq(*words)
+    assert (nothing.returncode, nothing.stdout) == (2, b"")
+    assert nothing.stderr.decode().strip() == said(*words, "--help").strip()
 
 
 def test_a_reader_that_goes_away(server: Server) -> None:
