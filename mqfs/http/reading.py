@@ -161,7 +161,7 @@ class AnswerMessages:
         return self._wish.form.begin + lost + piece
 
     def gather(self, room: int) -> bytes:
-        """Return present messages: up to about `room` bytes, or as many as half a time slice permits."""
+        """Return present messages: up to about `room` bytes, or as many as two steps of LOOKING_S permit."""
         pieces, size, until = [], 0, perf_counter() + 2 * limits.LOOKING_S
         while size < room and not self.over and (data := self.poll()) is not None:
             pieces.append(data)
@@ -171,8 +171,8 @@ class AnswerMessages:
         return b"".join(pieces)
 
     async def all(self, room: int) -> bytes:
-        """Return present messages, up to about `room` bytes, in as many time slices as that takes. Raises OverLimit,
-        and the errors of `poll`."""
+        """Return present messages, up to about `room` bytes, and pause as often as that takes. Raises OverLimit, and
+        the errors of `poll`."""
         pieces, size = [], 0
         while size < room and not self.at_end:
             pieces.append(self.gather(min(room - size, GATHERED_BYTES)))

@@ -1,8 +1,7 @@
-"""Reads of Durable Streams: what is there, long polls and server-sent events.
+"""Reads of Durable Streams: present messages, long polls and server-sent events.
 
-An answer says where the next read begins, whether that is all there is, and whether there will ever be more. A part
-with more after it never changes and may be cached; at the end of a stream a client has to ask whether it is still the
-end.
+An answer says where the next read begins, whether that is the end of the stream, and whether the stream is closed. A
+part with more after it never changes and may be cached; at the end a client has to ask whether it is still the end.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ SAME_SITE: Headers = [("Cross-Origin-Resource-Policy", "cross-origin")]
 
 
 def print_offset(sequence: int) -> str:
-    """An offset: as the protocol's own server prints it, so that their order is that of their text."""
+    """Return the offset of a sequence, as the protocol's own server prints it: offsets sort by their text."""
     return f"{0:016d}_{sequence:016d}"
 
 
 def parse_offset(text: str) -> int:
-    """Raises BadRequest."""
+    """Return the sequence of an offset. Raises BadRequest."""
     match = _OFFSET.fullmatch(text)
     if match is None or not text.isascii():
         raise BadRequest(f"invalid offset {text[:80]!r} (expected -1, now, or a Stream-Next-Offset)")
@@ -41,14 +40,16 @@ def parse_offset(text: str) -> int:
 
 
 def next_cursor(given: str) -> str:
-    """The number of the present interval; above the client's own, so that no cache answers it for ever."""
+    """Return the number of the present interval, or one above the client's own, so that no cache answers it for
+    ever."""
     now = int(time.time() - _EPOCH_S) // _INTERVAL_S
     known = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else -1
     return str(now if known < now else known + random.randint(1, _JITTER))
 
 
 class Stitched:
-    """The messages of a durable stream from an offset on, its sources' first. `next`: the offset of what follows."""
+    """The messages of a durable stream from an offset on, beginning with its sources'. `next`: the offset after the
+    messages read so far."""
 
     def __init__(self, call: Call, catalog: Catalog, stream: Any, at: int) -> None:
         self._call, self._catalog, self._stream = call, catalog, stream
@@ -56,11 +57,11 @@ class Stitched:
         for part in self._parts:
             call.tree.access(call.user, part.stream, os.R_OK)
         self._source: reading.AnswerMessages | None = None
-        self._is_cut = False  # messages after those that were given are gone
+        self._is_cut = False  # the messages after those returned were trimmed
         self.next, self.at_end = at, False
 
     async def gather(self, room: int) -> list[bytes]:
-        """Messages that are there, up to about that many bytes. Raises FellBehind where the first one was trimmed."""
+        """Return present messages, up to about `room` bytes. Raises FellBehind where the first one was trimmed."""
         if self._is_cut:
             raise FellBehind("messages lost: trimmed while they were read")
         found: list[bytes] = []
@@ -88,8 +89,10 @@ class Stitched:
         return found
 
     async def state(self) -> StreamState:
-        """The stream's, with `next` moved to its tail where all before was read. That state is shared with others, and
-        messages that came while it was looked up are in its tail: then this is no longer the end."""
+        """Return the state of the stream, and move `next` to its tail where all messages before that were read.
+
+        The state is shared with other requests. Its tail may include messages written while it was looked up: then
+        `at_end` becomes False."""
         state = await self._catalog.state(self._call, self._stream)
         self.at_end = self.at_end and (self._source is None or self._source.at_end)
         if self.at_end:
@@ -107,7 +110,7 @@ class Stitched:
         return source
 
     async def wait(self, seconds: float) -> None:
-        """Until there is more. Raises TimedOut."""
+        """Wait up to `seconds` for another message. Raises TimedOut."""
         if self._source is not None:
             await self._source.wait(seconds)
 
@@ -124,7 +127,7 @@ class Stitched:
 
 
 async def read(call: Call, catalog: Catalog, stream: Any) -> Answer:
-    """GET of a stream that is there."""
+    """Answer GET of an existing stream. Raises BadRequest, FellBehind."""
     given = [value for name, value in call.path.options if name == "offset"]
     live, cursor = call.option("live"), call.option("cursor") or ""
     if len(given) > 1:
@@ -157,7 +160,7 @@ async def read(call: Call, catalog: Catalog, stream: Any) -> Answer:
 
 
 async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: str | None) -> Answer:
-    """The messages that are there; with a cursor, of a long poll: else the first that comes."""
+    """Return the present messages; with a `cursor`, of a long poll, wait for the first where there are none."""
     start, number = stitched.next, stitched._stream.number
     found, state = await _gather(stitched)
     if cursor is not None:
@@ -166,7 +169,7 @@ async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: st
                 await stitched.wait(limits.DURABLE_WAIT_S)
                 found, state = await _gather(stitched)
         except TimedOut:
-            found, state = await _gather(stitched)  # what came meanwhile is shown, and so is a close
+            found, state = await _gather(stitched)  # includes messages and a close since the last look
     is_end = stitched.at_end
     is_closed = is_end and state.closed
     head: Headers = [*SAME_SITE, SANDBOX, ("Stream-Next-Offset", print_offset(stitched.next))]
@@ -189,7 +192,8 @@ async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: st
 
 
 async def _gather(stitched: Stitched) -> tuple[list[bytes], StreamState]:
-    """A page of messages, and the state after them; none only at the end: an answer without any is not cached."""
+    """Return a page of messages, and the state after them. It is empty only at the end: an empty answer would be cached
+    otherwise."""
     while True:
         found, state = await stitched.gather(limits.HTTP_PAGE_BYTES), await stitched.state()
         if found or stitched.at_end:
@@ -197,8 +201,8 @@ async def _gather(stitched: Stitched) -> tuple[list[bytes], StreamState]:
 
 
 async def _follow(call: Call, stitched: Stitched, kind: str, cursor: str, close: Callable[[], None]) -> Answer:
-    """An answer of events, with `close` after it. It ends after a minute, as caches want it; a client then asks again
-    from where it was."""
+    """Return an answer of events, which calls `close` after it. It ends after limits.DURABLE_EVENTS_S, as caches need
+    it; a client then continues by another request."""
     found = await stitched.gather(reading.PIECE_BYTES)
     call.front.begin_stream()
 
@@ -225,7 +229,7 @@ async def _events(call: Call, stitched: Stitched, kind: str, cursor: str, found:
             control |= {"upToDate": True} if stitched.at_end else {}
             control |= {"streamClosed": True} if is_closed else {}
             yield data_event(kind, found) + control_event(control)
-            found, is_first = [], False  # what was sent is held no longer while more is waited for
+            found, is_first = [], False  # free the sent messages during the wait
         left = ends - time.monotonic()
         if is_closed or stitched.is_over or left <= 0:
             return

@@ -1,23 +1,23 @@
-"""What a durable stream is: its messages, what it was made with, its producers, whether it is closed.
+"""The state of durable streams: their messages, config and producers, and whether they are closed.
 
 A durable stream is a stream of a group with `replay all`. An offset is a sequence of the group's log, so a fork copies
-nothing: it is its source below the fork's offset, and then its own messages, which all came later.
+nothing: it is its source below the fork's offset, and then its own messages, which were all written later.
 
     sequence     1      2     3     4      5      6        `draft` is a fork of `chat` at 4
     stream       __ds   chat  chat  __ds   draft  chat     to read chat:  2 3 6
                                                            to read draft: 2 3 5
 
-What a stream was made with does not change. It is a message of the stream `__ds` of its group, in one atomic batch with
-the first messages. What an append changes (its producer, Stream-Seq, closed) is in the header `durable` of the append's
-last message, all of it: so it is there exactly when the append is, and a start reads what is after the newest append
-only. A close is an empty message: an end of file to readers of the file.
+The config of a stream does not change. It is a message of the stream `__ds` of its group, in one atomic batch with the
+first messages. The state that an append changes (producers, Stream-Seq, closed) is whole in the header `durable` of the
+append's last message: it is in the log exactly when the append is, and after a start only the messages after the newest
+append are read. A close is an empty message: an end of file to readers of the file.
 
-A write is made under a lock that others wait for, so it waits for nothing but the disk there. One that is beyond the
-rate of its user leaves the lock, waits for its turn among all of the user's writes, and is tried once more. One for
-which there is no room is refused.
+A write is made under a lock that others wait for, so it waits only for the disk there. A write beyond the rate of its
+user leaves the lock, waits for its turn among all of the user's writes, and is retried once. A write without room is
+refused.
 
-An append to a stream of JSON is a message for each element of its array, in the very bytes that were sent. Of any other
-type it is one message, and a read is all of them one behind the other.
+An append to a stream of JSON is a message for each element of its array, in the very bytes that were sent. An append of
+any other type is one message, and a read joins the messages.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ BYTES = "application/octet-stream"
 
 
 def is_text(kind: str) -> bool:
-    """Whether events carry the data of that type as it is; of any other they carry base64."""
+    """Whether events carry data of a type as it is; data of other types is base64."""
     return media_type(kind) == JSON or media_type(kind).startswith("text/")
 
 
 def split(kind: str, body: bytes) -> Iterator[bytes]:
-    """The messages of an append, in steps of some milliseconds at most. Raises BadRequest, TooLong."""
+    """Yield the messages of an append, each in some milliseconds at most. Raises BadRequest, TooLong."""
     if media_type(kind) != JSON:
         if len(body) > limits.MESSAGE_BYTES:
             raise TooLong(f"body of {len(body)} bytes: too long (expected at most {limits.MESSAGE_BYTES})")
@@ -65,7 +65,8 @@ def split(kind: str, body: bytes) -> Iterator[bytes]:
 
 
 def join(kind: str, messages: Sequence[bytes]) -> bytes:
-    """The body of an answer. In a stream of JSON a message of another program that is none is given as a string."""
+    """Return the body of an answer. In a stream of JSON, another program's message that is not JSON becomes a
+    string."""
     if media_type(kind) != JSON:
         return b"".join(messages)
     return b"[" + b",".join(map(_as_json, messages)) + b"]"
@@ -76,7 +77,7 @@ def _as_json(message: bytes) -> bytes:
 
 
 def data_event(kind: str, messages: Sequence[bytes]) -> bytes:
-    """The event of some messages; empty for none. A blank after the colon is there for a line that begins with one."""
+    """Return the event with some messages; empty for none. A line that begins with a blank gets another before it."""
     if not messages:
         return b""
     data = join(kind, messages)
@@ -86,7 +87,7 @@ def data_event(kind: str, messages: Sequence[bytes]) -> bytes:
 
 
 def control_event(control: dict[str, object]) -> bytes:
-    """The event that says where the messages before it end."""
+    """Return the event that says where the messages before it end."""
     return b"event: control\ndata:" + json.dumps(control).encode() + b"\n\n"
 
 
@@ -94,17 +95,17 @@ def control_event(control: dict[str, object]) -> bytes:
 
 
 class Turn:
-    """The turn of one request, by the rate of its user: it writes once."""
+    """The turn of one request for its single write, by the rate of its user."""
 
     def __init__(self, call: Call) -> None:
         self._call, meters = call, call.tree.open_files.meters
         self._meter = meters.of(call.user.uid) if meters is not None else None
         self._is_taken = self._meter is None
-        self._asked: tuple[int, int] | None = None  # for how much it has to wait
+        self._asked: tuple[int, int] | None = None  # messages and bytes of the write that has to wait
 
     @property
     def is_bounded(self) -> bool:
-        """Whether its user may have to wait for it."""
+        """Whether the user may have to wait for the turn."""
         return not self._is_taken
 
     @property
@@ -113,8 +114,8 @@ class Turn:
         return self._asked is not None
 
     def take(self, messages: int, size: int) -> None:
-        """Count a write of that number of messages and bytes, unless one was counted. Raises Again where it has to
-        wait."""
+        """Count a write of that number of messages and bytes, unless the request's write was counted before. Raises
+        Again where it has to wait for its turn."""
         if self._is_taken or self._meter is None:
             return
         self._is_taken = self._meter.try_turn(messages, size)
@@ -123,7 +124,7 @@ class Turn:
             raise Again("write: beyond the rate of its user (try again)")
 
     async def wait(self) -> None:
-        """Wait until it is there, where `take` raised. Raises Again where that takes too long."""
+        """Wait for the turn after `take` raised Again. Raises Again after limits.DURABLE_WAIT_S."""
         assert self._meter is not None
         assert self._asked is not None
         try:
@@ -134,7 +135,8 @@ class Turn:
 
 
 async def in_turn(call: Call, write: Callable[[Turn], Awaitable[Answer]]) -> Answer:
-    """What a write comes to, at its turn. `write` holds a lock when it takes that, and none when it returns."""
+    """Return the answer of a write; if the write has to wait for its turn, retry it then. `write` takes the turn under
+    a lock, and holds none when it returns or raises."""
     turn = Turn(call)
     try:
         return await write(turn)
@@ -146,19 +148,19 @@ async def in_turn(call: Call, write: Callable[[Turn], Awaitable[Answer]]) -> Ans
 
 
 def stored_bytes(name: str, messages: int, size: int) -> int:
-    """About how many bytes the log takes for messages of the stream of that name, `size` bytes as frames."""
+    """Estimate the bytes in the log of messages of a stream, which have `size` bytes as frames."""
     return size + messages * (HEAD_BYTES - len(publishing.frame(name, b"")))
 
 
 # ------------------------------------------------------------ the state
 
 
-CATALOG = "__ds"  # also the protocol's name for what is not a stream
+CATALOG = "__ds"  # also the protocol's name for paths that are not streams
 HEADER = "durable"
 SERVER = User(0, 0, where="durable")  # reads back what was written on behalf of clients that may only write
-_LOSSY = attrs.evolve(RAW, lost=lambda first, last: b"")  # what is damaged or trimmed ends no look-up
-MOST = 2**53 - 1  # of numbers that a client in JavaScript has
-_DROPPED_BYTES = 8  # that the log takes at most, beside its number, to drop one record among many
+_LOSSY = attrs.evolve(RAW, lost=lambda first, last: b"")  # damaged and trimmed messages do not end a look-up
+MOST = 2**53 - 1  # the largest exact integer of a client in JavaScript
+_DROPPED_BYTES = 8  # in the log, at most, to drop one record among many, besides its sequence
 _CREATED = ("kind", "ttl", "expires", "source", "fork", "asked")
 
 
@@ -172,10 +174,12 @@ class Producer(NamedTuple):
 
 @attrs.define
 class Config:
-    """What a stream was made with. `ttl`: seconds without a read or write after which it ends; `expires`: a time, RFC
-    3339; `source`: number of the stream that it is a fork of, below the sequence `fork`; `asked`: the place that the
-    client named. `deleted`: it is there for its forks alone. `used_ns`: when it was read or written here, engine time,
-    which a step of the wall clock does not move; `readers`: requests that read it now."""
+    """The config of a stream.
+
+    `ttl`: seconds without a read or write after which it expires. `expires`: a time as in RFC 3339. `source`: number of
+    the stream that it is a fork of, below the sequence `fork`. `asked`: the offset of the fork as the client gave it.
+    `deleted`: it exists only for its forks. `used_ns`: when it was last read or written here, in engine time, which a
+    step of the wall clock does not move. `readers`: requests that read it now."""
 
     kind: str = BYTES
     ttl: int | None = None
@@ -189,17 +193,19 @@ class Config:
 
     @property
     def expires_ns(self) -> float:
-        """UNIX time; infinite for most. Raises ValueError, OverflowError where that is no time."""
+        """The expiry in UNIX nanoseconds; infinite without one. Raises ValueError, OverflowError where `expires` is
+        not a time."""
         return datetime.fromisoformat(self.expires).timestamp() * 10**9 if self.expires else math.inf
 
     def encode(self, number: int) -> bytes:
-        """A message of the catalog."""
+        """Return the message of the catalog for the stream of that number."""
         kept = attrs.asdict(self, filter=attrs.filters.exclude("used_ns", "readers"))
         return json.dumps({"stream": number, **kept}).encode()
 
 
 def decode_config(body: bytes) -> tuple[int, Config] | None:
-    """The number of a stream, and what it was made with; None: another program's message."""
+    """Return the number and the config of a stream from a message of the catalog; None for another program's
+    message."""
     try:
         found: Any = json.loads(body) if len(body) <= limits.CTL_BYTES else None
         config = Config(**{name: found[name] for name in (*_CREATED, "deleted")})
@@ -208,19 +214,19 @@ def decode_config(body: bytes) -> tuple[int, Config] | None:
             return None
         if not all(map(is_header, (config.kind, config.expires, config.asked))):
             return None
-        _ = config.expires_ns  # raises where it is no time
+        _ = config.expires_ns  # raises if it is not a time
         return numbers[0], config
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number of a stream, a sequence, a time in seconds, or one that a client counts."""
+    """Whether a value is an integer from 0 to MOST: a stream's number, a sequence, seconds or a client's count."""
     return type(value) is int and 0 <= value <= MOST
 
 
 def is_header(text: object) -> bool:
-    """Whether it is a text that a header of an answer may be."""
+    """Whether a value is a text that may be the value of a header."""
     if not isinstance(text, str) or len(text) > limits.NAME_BYTES:
         return False
     return text.isascii() and (text == "" or text.isprintable())
@@ -228,18 +234,19 @@ def is_header(text: object) -> bool:
 
 @attrs.define
 class StreamState:
-    """What the appends to a stream have made of it. `tail`: the sequence after its data; `end`: after its messages."""
+    """The state of a stream after its appends. `tail`: the sequence after its last message with data. `end`: the
+    sequence after its last message."""
 
-    producers: OrderedDict[str, Producer] = attrs.Factory(OrderedDict)  # the last to append last
+    producers: OrderedDict[str, Producer] = attrs.Factory(OrderedDict)  # the most recent appender is last
     seq: str = ""  # Stream-Seq
     closed: bool = False
-    closer: Producer | None = None  # that closed it
+    closer: Producer | None = None  # the producer that closed it
     tail: int = 0
     end: int = 0
-    is_told: bool = False  # by a header
+    is_told: bool = False  # whether a header with the state was found
 
     def after(self, producer: Producer | None, seq: str, *, close: bool) -> StreamState:
-        """The state that an append would leave."""
+        """Return the state after an append."""
         producers = self.producers.copy()
         if producer is not None:
             producers[producer.id] = producer
@@ -251,14 +258,15 @@ class StreamState:
         return state
 
     def encode(self) -> bytes:
-        """The header of an append's last message; also where there is nothing to say, so that a look-up ends there."""
+        """Return the header of an append's last message. An empty state is written, too, so that a look-up ends
+        there."""
         producers = {one.id: [one.epoch, one.seq] for one in self.producers.values()}
         said = {"producers": producers, "seq": self.seq, "closed": self.closed, "closer": self.closer}
         said = {name: value for name, value in said.items() if value}
         return headers.encode({HEADER: json.dumps(said, ensure_ascii=False)})
 
     def take(self, record: Record) -> None:
-        """A message of the stream, in their order; one that was taken before changes nothing."""
+        """Apply a message of the stream; messages come in their order, and a repeated one changes nothing."""
         if record.sequence < self.end:
             return
         text = headers.decode(record.headers).get(HEADER) if record.headers else None
@@ -273,7 +281,7 @@ class StreamState:
             seq, closed = said.get("seq", ""), said.get("closed", False)
             closer = Producer(*said["closer"]) if "closer" in said else None
             all_of = [*producers, *([] if closer is None else [closer])]
-            "".join((seq, *(one.id for one in all_of))).encode()  # raises where one is no text, or half a character
+            "".join((seq, *(one.id for one in all_of))).encode()  # raises if one is not text, or has a lone surrogate
         except (ValueError, TypeError, AttributeError, RecursionError):
             return  # another program's header
         if type(closed) is not bool or not all(_is_number(n) for one in all_of for n in (one.epoch, one.seq)):
@@ -283,8 +291,8 @@ class StreamState:
 
 
 class Lock:
-    """One holder at a time, in the order in which they came. A holder waits for the disk alone: what waited for room,
-    or for the rate of its user, would have all others wait."""
+    """A fair lock. A holder waits only for the disk: if it waited for room or for the rate of its user, all others
+    would wait for that, too."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -292,7 +300,7 @@ class Lock:
 
     @asynccontextmanager
     async def held(self, call: Call) -> AsyncIterator[None]:
-        """Hold it. Raises OverLimit where the user waits for too much."""
+        """Hold the lock. Raises OverLimit where the user has too many waits."""
         if self.is_held:
             wait: Wait[None] = Wait(self._leave)
             self._waits.append(wait)
@@ -302,7 +310,7 @@ class Lock:
             yield
         finally:
             if self._waits:
-                self._waits.popleft().resolve(None)  # it is handed over
+                self._waits.popleft().resolve(None)  # hand the lock over
             else:
                 self.is_held = False
 
@@ -312,28 +320,28 @@ class Lock:
 
 
 class Part(NamedTuple):
-    """The messages of one stream that a durable stream begins with, or (without an end) ends with."""
+    """The messages of one stream that are a part of a durable stream: those below `end`, or all in the last part."""
 
     stream: Any
-    end: int | None  # below that sequence
+    end: int | None  # a sequence
 
 
 class Catalog:
-    """The durable streams of one group. `lock`: whoever makes or removes one."""
+    """The durable streams of one group. `lock`: held to make or remove one."""
 
     def __init__(self, group: Any) -> None:
         self.group, self.lock = group, Lock()
         self._configs: dict[int, Config] = {}  # by the stream's number
         self._forks: Counter[int] = Counter()  # of each source
-        self._states: OrderedDict[int, StreamState] = OrderedDict()  # the last to be used last
-        self._locks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # those that are used
-        self._looks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # of who looks up a state
+        self._states: OrderedDict[int, StreamState] = OrderedDict()  # the most recently used is last
+        self._locks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # of appends, while in use
+        self._looks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # of look-ups, while in use
         self._is_loaded = False
 
     async def load(self, call: Call) -> None:
-        """Read what was made before the server started."""
+        """Read the configs of the streams that were made before the server started."""
         if self._is_loaded:
-            return  # whoever makes a stream may wait, with the lock
+            return  # without the lock, whose holder may be waiting
         async with self.lock.held(call):
             if self._is_loaded:
                 return
@@ -348,8 +356,8 @@ class Catalog:
                 await self._compact(attrs.evolve(call, user=SERVER), records)
 
     async def _compact(self, call: Call, old: list[int]) -> None:
-        """Write what is still true once more, and then drop the messages before it, both in portions. A group that is
-        protected, or has no room for all of both, keeps them: each start would add a part, and drop nothing."""
+        """Write the present configs once more, and then drop the messages before them, both in portions. Nothing is
+        done without room for all of it, and nothing is dropped in a protected group: each start would add a part."""
         true, step = [*self._configs.items()], limits.DURABLE_RECORDS
         with suppress(MqfsError):
             size = sum(len(str(sequence)) + _DROPPED_BYTES for sequence in old)
@@ -362,7 +370,7 @@ class Catalog:
                 frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in true[at : at + step])
                 data = await publishing.gathered(call, frames)
                 if not await publishing.ask(call, self.group, ".batch", data, 0, had_turn=True):
-                    return  # it was discarded
+                    return  # the batch was discarded
             ctl = call.tree.walk(SERVER, self.group, "ctl")
             for at in range(0, len(old), step):
                 words = " ".join(map(str, old[at : at + step]))
@@ -370,10 +378,10 @@ class Catalog:
                 await call.front.pause()
 
     def has_room(self, records: int, size: int) -> bool:
-        """Whether a batch with that number of records of the catalog would be appended now. `size`: bytes of all of it
-        in the log. Raises StreamFull."""
+        """Whether a batch with that number of records of the catalog would be appended now. `size`: bytes of the whole
+        batch in the log. Raises StreamFull."""
         there = self.group.streams.get(CATALOG)
-        if self.group.settings.full == "drop-old":  # what is oldest goes for it
+        if self.group.settings.full == "drop-old":  # the oldest messages are evicted for it
             return True
         return bool(self.group.publisher.has_room({} if there is None else {there: records}, size))
 
@@ -389,12 +397,12 @@ class Catalog:
     # ------------------------------------------------------------ of one stream
 
     def config(self, stream: Any) -> Config:
-        """What it was made with; of one that was made by another program, all defaults."""
+        """Return the config of a stream; the defaults for a stream of another program."""
         return self._configs.get(stream.number) or Config()
 
     def is_expired(self, stream: Any) -> bool:
-        """Whether its time is over, or it is deleted and the last of its forks is gone. What other programs write to it
-        is a use, too."""
+        """Whether a stream has expired, or is deleted and its last fork is removed. Writes of other programs renew its
+        `ttl`, too."""
         config = self.config(stream)
         if config.deleted:
             return not self.has_forks(stream)
@@ -406,23 +414,23 @@ class Catalog:
         return used_ns + config.ttl * 10**9 <= int(self.group.clock.engine_ns())
 
     def _written_ns(self, stream: Any) -> int:
-        """When its newest message was written, engine time."""
+        """Return when the newest message of a stream was written, in engine time."""
         newest = Record(stream.kept.newest_kept(), stream.kept.mtime_ns, stream.number, Kind.MESSAGE, 0, b"", b"")
         return int(self.group.log.times.written_ns(newest))
 
     def is_made(self, stream: Any) -> bool:
-        """Whether it was made here."""
+        """Whether a stream was made through this dialect."""
         return stream.number in self._configs
 
     def put(self, stream: Any, config: Config) -> None:
-        """A stream was made, or deleted while it has forks."""
+        """Record the config of a stream that was made, or deleted while it has forks."""
         self._set(stream.number, config)
         if len(self._configs) > 2 * len(self.group.numbers):
-            for number in self._configs.keys() - self.group.numbers.keys():  # others removed them
+            for number in self._configs.keys() - self.group.numbers.keys():  # removed by other programs
                 self._set(number, None)
 
     def drop(self, stream: Any) -> None:
-        """A stream was removed."""
+        """Forget a stream that was removed."""
         self._set(stream.number, None)
         self.forget(stream)
 
@@ -433,11 +441,11 @@ class Catalog:
         return any(one.source == stream.number and number in there for number, one in self._configs.items())
 
     def source(self, stream: Any) -> Any:
-        """The stream that it is a fork of, if it is there."""
+        """Return the stream that a stream is a fork of; None if it is none, or its source was removed."""
         return self.group.numbers.get(self.config(stream).source)
 
     def parts(self, stream: Any) -> list[Part]:
-        """The streams that its messages are in, the oldest first."""
+        """Return the streams that have the messages of a stream, the oldest first. Raises NotFound, OverLimit."""
         found, end = [Part(stream, None)], None
         while (config := self.config(stream)).source:
             end = config.fork if end is None else min(end, config.fork)
@@ -449,11 +457,11 @@ class Catalog:
         return found[::-1]
 
     def lock_of(self, stream: Any) -> Lock:
-        """Whoever appends to it: an append is checked and made before the next one is looked at."""
+        """Return the lock of appends to a stream: each is checked and made before the next one is checked."""
         return self._locks.setdefault(stream.number, Lock())
 
     async def state(self, call: Call, stream: Any) -> StreamState:
-        """What the appends so far have made of it, those that are on their way to the disk and other programs' too."""
+        """Return the state of a stream after all appends so far, including unsynced ones and other programs'."""
         state = self._states.get(stream.number) or await self._look_up(call, stream)
         self._states.move_to_end(stream.number)
         if len(self._states) > limits.DURABLE_STATES:
@@ -470,11 +478,13 @@ class Catalog:
         return state
 
     async def _look_up(self, call: Call, stream: Any) -> StreamState:
-        """That of a stream which is not remembered: the newest header says it all, and other programs may have written
-        any number of messages after that one. So the look goes back in portions, each twice as long."""
+        """Return the state of a stream that is not cached, from the newest message with its header.
+
+        Other programs may have written any number of messages after that one, so the search goes back in portions, each
+        twice as long."""
         async with self._looks.setdefault(stream.number, Lock()).held(call):
             if (known := self._states.get(stream.number)) is not None:
-                return known  # another request looked meanwhile
+                return known  # another request has looked it up meanwhile
             fork = self.config(stream).fork
             state, span = StreamState(tail=fork, end=fork), limits.DURABLE_LOOK_BACK
             first, below = max(fork, stream.kept.first_kept()), stream.kept.newest_kept() + 1
@@ -488,21 +498,22 @@ class Catalog:
             return self._states.setdefault(stream.number, state)
 
     def update(self, stream: Any, state: StreamState) -> None:
-        """An append was made."""
+        """Record the state after an append."""
         self._states[stream.number] = state
 
     def forget(self, stream: Any) -> None:
-        """It is not known what became of an append: look again."""
+        """Forget the state of a stream after an append with an unknown outcome: it is looked up again."""
         self._states.pop(stream.number, None)
 
 
 async def _messages(call: Call, name: str, since: str, until: int | None = None) -> AsyncIterator[Record]:
-    """The messages of a stream up to now, or to that sequence, whoever may read them; without those that are lost."""
+    """Yield the messages of a stream from `since` to the present end, or to `until`, whatever the caller's rights; lost
+    ones are skipped."""
     words = reading.Wish(_LOSSY, since, until)
     try:
         source = reading.open_source(attrs.evolve(call, user=SERVER), [name], words)
     except (NotFound, BadCommand):
-        return  # there is none
+        return  # no such stream
     try:
         await source.begin()
         reading.bound(source.cursor, until)
@@ -521,7 +532,7 @@ _CATALOGS: WeakKeyDictionary[Tree, dict[int, Catalog]] = WeakKeyDictionary()  # 
 
 
 async def catalog_of(call: Call, group: Any) -> Catalog:
-    """The durable streams of a group."""
+    """Return the catalog of a group, loaded."""
     known = _CATALOGS.setdefault(call.tree, {})
     catalog = known.get(group.number)
     if catalog is None or catalog.group is not group:
@@ -533,6 +544,6 @@ async def catalog_of(call: Call, group: Any) -> Catalog:
 
 
 def is_used(tree: Tree, group: Any) -> bool:
-    """Whether a request makes or removes a stream of that group now, or waits to."""
+    """Whether a request makes or removes a stream of a group now, or waits to."""
     catalog = _CATALOGS.get(tree, {}).get(group.number)
     return catalog is not None and catalog.lock.is_held

@@ -1,7 +1,7 @@
 """The dialect of Durable Streams (draft 1.0): a group at the root of a listener, its streams at their paths.
 
-Streams are made, appended to, closed, forked and deleted here; durable_state.py says where that is kept, and
-durable_reads.py reads them. A client acts as its own user, by the modes of the tree.
+This module makes, appends to, closes, forks and deletes streams; durable_state.py stores their state, durable_reads.py
+reads them. A client acts as its own user, by the modes of the tree.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from mqfs.syntax.names import check_name
 
 _COUNT = re.compile("0|[1-9][0-9]{0,15}")
 _NEEDED = "data message", "replay all", "deliver all", "depth 0", "ttl 0"
-_MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # groups, or taking them back
+_MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # held to make groups, or to remove those just made
 
 
 def resolve(root: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
-    """A path on the listener of that group. Where groups are missing the node is the last one that is there. Raises
-    NotFound, Denied, Unsupported."""
+    """Return the target of a path on the listener of a group. Where groups are missing, its node is the last existing
+    one. Raises NotFound, Denied, Unsupported."""
     if CATALOG in path.names:
         raise Unsupported("subscriptions: not served (expected a consumer of the group, see mqfs-http(5))")
     if not path.names or path.slash:
@@ -77,7 +77,7 @@ def resolve(root: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target
     return Target("stream" if hasattr(node, "kept") else "view", node, node.name)
 
 
-# ---------------------------------------------------------------- what a request says
+# ---------------------------------------------------------------- the headers of a request
 
 
 def _flag(call: Call, name: str) -> bool:
@@ -85,7 +85,7 @@ def _flag(call: Call, name: str) -> bool:
 
 
 def _count(call: Call, name: str, most: int = MOST) -> int | None:
-    """A number of a header. Raises BadRequest."""
+    """Return the number in a header, or None without it. Raises BadRequest."""
     text = call.request.headers.get(name)
     if text is None:
         return None
@@ -95,7 +95,7 @@ def _count(call: Call, name: str, most: int = MOST) -> int | None:
 
 
 def _config(call: Call) -> Config:
-    """What a stream is to be made with. Raises BadRequest."""
+    """Return the config that a request gives for a new stream. Raises BadRequest."""
     ttl, expires = _count(call, "stream-ttl"), call.request.headers.get("stream-expires-at", "")
     if ttl is not None and expires:
         raise BadRequest("stream-ttl and stream-expires-at: both given (expected one)")
@@ -113,7 +113,7 @@ def _config(call: Call) -> Config:
 
 
 def _producer(call: Call) -> Producer | None:
-    """Raises BadRequest."""
+    """Return the producer of a request, or None. Raises BadRequest."""
     id = call.request.headers.get("producer-id")
     epoch, seq = _count(call, "producer-epoch"), _count(call, "producer-seq")
     if id is None and epoch is None and seq is None:
@@ -137,7 +137,7 @@ def _gone(name: str, status: int = 410) -> Answer:
 
 
 def _places(config: Config, state: StreamState) -> Headers:
-    """The headers that PUT and HEAD of a stream have."""
+    """Return the headers of the answers to PUT and HEAD of a stream."""
     head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(state.tail)), ("Cache-Control", "no-store")]
     if config.ttl is not None:
         head.append(("Stream-TTL", str(config.ttl)))
@@ -147,7 +147,8 @@ def _places(config: Config, state: StreamState) -> Headers:
 
 
 async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config] | Answer:
-    """A stream that is there. `uses`: it lives on for its Stream-TTL. Raises NotFound where it has expired."""
+    """Return an existing stream, or the answer for a deleted one. `uses`: the request renews its Stream-TTL. Raises
+    NotFound where it has expired."""
     stream = call.target.node
     catalog = await catalog_of(call, call.group)
     config = catalog.config(stream)
@@ -166,7 +167,7 @@ async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config
 
 
 async def look(call: Call) -> Answer:
-    """HEAD."""
+    """Answer HEAD: the end of a stream, and its config."""
     call.tree.access(call.user, call.target.node, os.R_OK)
     if isinstance(found := await _found(call, uses=False), Answer):
         return found
@@ -175,7 +176,7 @@ async def look(call: Call) -> Answer:
 
 
 async def read(call: Call) -> Answer:
-    """GET: what is there, a long poll, or events."""
+    """Answer GET: the present messages, a long poll, or events."""
     call.tree.access(call.user, call.target.node, os.R_OK)
     if isinstance(found := await _found(call), Answer):
         return found
@@ -184,7 +185,7 @@ async def read(call: Call) -> Answer:
 
 
 async def append(call: Call) -> Answer:
-    """POST: messages, the end of the stream, or both."""
+    """Answer POST: append messages, close the stream, or both."""
     return await in_turn(call, partial(_append, call))
 
 
@@ -199,7 +200,7 @@ async def _append(call: Call, turn: Turn) -> Answer:
         return found
     catalog, stream, config = found
     async with catalog.lock_of(stream).held(call):
-        call.group.log.require_writable(messages=True)  # what a repeat finds is perhaps not on the disk
+        call.group.log.require_writable(messages=True)  # if not, what a repeat finds may not be on disk
         state = await catalog.state(call, stream)
         if (refused := _refused(call, config, state, producer)) is not None:
             return refused
@@ -218,7 +219,7 @@ async def _append(call: Call, turn: Turn) -> Answer:
 
 
 def _refused(call: Call, config: Config, state: StreamState, producer: Producer | None) -> Answer | None:
-    """The answer to an append that the stream does not take."""
+    """Return the answer to an append that the stream refuses, or None. Raises BadRequest."""
     known = state.producers.get(producer.id) if producer is not None else None
     if producer is not None and known is not None and producer.epoch < known.epoch:
         return _conflict("producer: another one has its id now", ("Producer-Epoch", str(known.epoch)), status=403)
@@ -242,7 +243,7 @@ def _echoed(producer: Producer | None) -> Headers:
 
 
 def _repeated(state: StreamState, producer: Producer | None) -> Answer | None:
-    """The answer to an append of a producer that was made before, or is not the next one. Raises BadRequest."""
+    """Return the answer to a producer's append that is a repeat or not its next one, else None. Raises BadRequest."""
     if producer is None:
         return None
     known = state.producers.get(producer.id)
@@ -259,7 +260,7 @@ def _repeated(state: StreamState, producer: Producer | None) -> Answer | None:
 
 
 class Messages(NamedTuple):
-    """The messages of an append to the stream of that name. `frames`: all but the last one, for `.batch`."""
+    """The messages of an append to the stream `name`. `frames`: all but the last message, for `.batch`."""
 
     name: str
     frames: bytes
@@ -268,7 +269,7 @@ class Messages(NamedTuple):
 
 
 async def _messages(call: Call, name: str, kind: str, prefix: Sequence[bytes] = ()) -> Messages:
-    """The messages of a body for the stream of that name; `prefix`: some before it. Raises BadRequest, TooLong,
+    """Return the messages of a body for the stream `name`; `prefix`: messages before them. Raises BadRequest, TooLong,
     OverLimit."""
     count, last = 0, b""
 
@@ -282,8 +283,8 @@ async def _messages(call: Call, name: str, kind: str, prefix: Sequence[bytes] = 
 
 
 def _frames(after: StreamState, messages: Messages, begin: bytes) -> tuple[bytes, int]:
-    """The data for `.batch`: the frame `begin`, messages, and with the last one the state after them; and the number
-    of messages of the stream."""
+    """Return the data for `.batch`, and the number of the stream's messages in it. The data is the frame `begin` and
+    the messages; the last one has the state after them in a header."""
     pieces, last, count = [begin, messages.frames], messages.last, messages.number + after.closed
     if after.closed and messages.number:
         pieces.append(publishing.frame(messages.name, last))
@@ -295,9 +296,11 @@ def _frames(after: StreamState, messages: Messages, begin: bytes) -> tuple[bytes
 async def _write(
     call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: Messages, turn: Turn, begin: bytes = b""
 ) -> None:
-    """Append messages, with the state after them; `begin`: a frame before them. Others wait for the lock that is held
-    here, so nothing else than the disk is waited for. Raises NotFound where the stream was removed meanwhile: another
-    may have its name; Again where there is no room, or it has to wait for its turn."""
+    """Append messages, with the state after them; `begin`: a frame before them.
+
+    The caller holds a lock that others wait for, so this waits only for the disk. Raises NotFound where the stream was
+    removed meanwhile (another may have its name), Again where there is no room or the write has to wait for its turn,
+    and StreamFull."""
     data, count = _frames(after, messages, begin)
     if not data:
         return
@@ -312,7 +315,7 @@ async def _write(
         words = await publishing.ask(call, catalog.group, ".batch", data, 0, check, had_turn=True)
     except Again:
         raise Again(f"stream {messages.name!r}: no room (try again)") from None
-    except BaseException:  # perhaps it was appended, and only its client is gone
+    except BaseException:  # the messages may be appended all the same: the client may have disconnected
         catalog.forget(stream)
         raise
     if not words:
@@ -328,7 +331,7 @@ async def _write(
 
 
 async def create(call: Call) -> Answer:
-    """PUT: a new stream, or one that is there and is just like it."""
+    """Answer PUT: make a stream, or confirm that one with the same config exists."""
     return await in_turn(call, partial(_create_or_undo, call))
 
 
@@ -336,7 +339,7 @@ async def _create_or_undo(call: Call, turn: Turn) -> Answer:
     made = list[Any]()
     try:
         answer = await _create(call, made, turn)
-    except BaseException:  # also where its client is gone
+    except BaseException:  # also where the client has disconnected
         await _unmake_groups(call, made)
         raise
     if answer.status >= 400:
@@ -345,7 +348,7 @@ async def _create_or_undo(call: Call, turn: Turn) -> Answer:
 
 
 async def _create(call: Call, made: list[Any], turn: Turn) -> Answer:
-    """The answer; groups that are made for it are added to `made`, the outermost first."""
+    """Return the answer to a PUT. Groups that are made for it are added to `made`, the outermost first."""
     asked, closes = _config(call), _flag(call, "stream-closed")
     if call.target.kind == "nothing" and turn.is_bounded:  # before a group is made
         first = await _messages(call, call.target.name, asked.kind or BYTES)
@@ -360,7 +363,7 @@ async def _create(call: Call, made: list[Any], turn: Turn) -> Answer:
             stream = catalog.group.streams.get(call.target.name)
             if stream is not None and not catalog.config(stream).deleted:
                 raise Busy(f"stream {stream.name!r}: expired, and not removed (its group is protected, or sticky)")
-        if stream is not None:  # also an empty one of another program: an expiry would remove what is written later
+        if stream is not None:  # also for another program's empty one: an expiry would remove its later messages
             call.tree.access(call.user, stream, os.W_OK)
         source, prefix = None, list[bytes]()
         if "stream-forked-from" in call.request.headers:
@@ -382,21 +385,23 @@ async def _create(call: Call, made: list[Any], turn: Turn) -> Answer:
 
 
 async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages, closes: bool, turn: Turn) -> Answer:
-    """A new stream, with its first messages. One that is made for them and that they are refused for is taken back:
-    that takes room, and no rate bounds it, so what is known to refuse them is asked before."""
-    if CATALOG in catalog.group.streams:  # whoever may not write there makes no stream without what it is made with
+    """Make a stream with its first messages, and return the answer.
+
+    If the messages are refused, the stream made for them is removed. That takes room in the log, which no rate bounds,
+    so known reasons for a refusal are checked before."""
+    if CATALOG in catalog.group.streams:  # without the right to write its config, a user makes no stream
         call.tree.access(call.user, call.own(CATALOG), os.W_OK)
     state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
     _require_now(catalog, config, state, messages, turn)
     was_there = call.target.name in catalog.group.streams
     stream = await groups.make_stream(call)
     if stream is not catalog.group.streams.get(call.target.name):
-        raise Exists(f"{call.target.name!r}: a group (made meanwhile)")  # its number is perhaps another stream's, too
+        raise Exists(f"{call.target.name!r}: a group (made meanwhile)")  # its number may be another stream's
     begin = publishing.frame(CATALOG, config.encode(stream.number))
     try:
         await _make_catalog(call, catalog.group)
         await _write(call, catalog, stream, state, messages, turn, begin)
-    except BaseException:  # also where its client is gone: what waited for room then was given up
+    except BaseException:  # also where the client has disconnected, which cancels a write that waits for room
         if not was_there:
             call.tree.unmake(stream)
         raise
@@ -408,9 +413,9 @@ async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages
 
 
 def _require_now(catalog: Catalog, config: Config, state: StreamState, messages: Messages, turn: Turn) -> None:
-    """Check that a new stream with these messages would be taken now. Raises Again, StreamFull."""
+    """Check that a new stream with these messages would be accepted now. Raises Again, StreamFull."""
     data, count = _frames(state, messages, b"")
-    record = publishing.frame(CATALOG, config.encode(MOST))  # its number is not known yet
+    record = publishing.frame(CATALOG, config.encode(MOST))  # the stream's number is not known yet
     size = stored_bytes(messages.name, count, len(data)) + stored_bytes(CATALOG, 1, len(record))
     if not catalog.has_room(1, size):
         if catalog.group.settings.full == "block":
@@ -420,8 +425,8 @@ def _require_now(catalog: Catalog, config: Config, state: StreamState, messages:
 
 
 async def _make_catalog(call: Call, group: Any) -> None:
-    """The group's own record of its streams, where it is missing. Whoever may make a stream may write there: it has
-    the owner and the mode of the group."""
+    """Make the catalog of a group where it is missing. It has the group's owner and mode, so that users who may make a
+    stream may write to it."""
     if CATALOG not in group.streams:
         owner = User(group.state.uid, group.state.gid, where="durable")
         call = attrs.evolve(call, user=owner, target=Target("new stream", group, CATALOG))
@@ -429,7 +434,7 @@ async def _make_catalog(call: Call, group: Any) -> None:
 
 
 async def _compared(call: Call, catalog: Catalog, stream: Any, asked: Config, closes: bool) -> Answer:
-    """The answer where there is a stream of that name: whether it is just like the one that is asked for."""
+    """Return the answer to a PUT of an existing stream: 200 if it has the requested config, else 409."""
     config, state = catalog.config(stream), await catalog.state(call, stream)
     if config.deleted:
         return _gone(stream.name, 409)
@@ -445,14 +450,14 @@ async def _compared(call: Call, catalog: Catalog, stream: Any, asked: Config, cl
 
 
 async def _is_blank(call: Call, catalog: Catalog, stream: Any) -> bool:
-    """Whether all that there is of it is its name, as a server that was killed in the middle of a PUT leaves it."""
+    """Whether a stream has neither config nor messages, as after a server was killed in the middle of a PUT."""
     return not catalog.is_made(stream) and not (await catalog.state(call, stream)).end
 
 
 async def _in_its_group(call: Call, made: list[Any]) -> Call:
-    """The call in the group of its stream; groups that are not there are made. Raises Busy where that one keeps too
-    little."""
-    if call.group.removed:  # perhaps it is being taken back
+    """Return the call with its stream's group as the target's node; missing groups are made. Raises Busy where that
+    group does not retain all messages."""
+    if call.group.removed:  # a refused PUT may be removing the groups that it made
         async with _MAKING.setdefault(call.tree, Lock()).held(call):
             call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     while call.target.kind == "nothing":
@@ -478,11 +483,11 @@ async def _in_its_group(call: Call, made: list[Any]) -> Call:
 
 
 async def _unmake_groups(call: Call, made: list[Any]) -> None:
-    """Take back groups that were made for a stream that was refused, unless they are in use by now. A request that
-    comes meanwhile waits for it, and makes them again."""
+    """Remove groups that were made for a refused stream, unless they are in use. A request that arrives meanwhile waits
+    for the removal, and makes them again."""
     if not made:
         return
-    with call.front.to_the_end(), contextlib.suppress(MqfsError):  # it waits for other PUTs and the disk only
+    with call.front.to_the_end(), contextlib.suppress(MqfsError):  # waits only for other PUTs and the disk
         async with _MAKING.setdefault(call.tree, Lock()).held(call):
             for group in reversed(made):
                 if is_used(call.tree, group):
@@ -502,7 +507,8 @@ def _keeps_all(group: Any) -> bool:
 
 
 async def _source(call: Call, catalog: Catalog) -> tuple[Any, str] | Answer:
-    """The stream of Stream-Forked-From, and the place in it as the client named it. Raises BadRequest, NotFound."""
+    """Return the stream of Stream-Forked-From and the offset in it as the client gave it, or the answer for a deleted
+    one. Raises BadRequest, NotFound."""
     given = call.request.headers
     path = target.parse(given["stream-forked-from"])
     found = call.front.table.resolve(call.tree, call.user, path)
@@ -520,15 +526,15 @@ async def _source(call: Call, catalog: Catalog) -> tuple[Any, str] | Answer:
 
 
 def _forked(asked: Config, source: Config) -> Config:
-    """What a fork does not say it has from its source."""
+    """Return the config of a fork, with its source's expiry and type where the request gives none."""
     if asked.ttl is None and not asked.expires:
         asked = attrs.evolve(asked, ttl=source.ttl, expires=source.expires)
     return attrs.evolve(asked, kind=asked.kind or source.kind)
 
 
 async def _place(call: Call, catalog: Catalog, source: Any) -> tuple[int, list[bytes]]:
-    """The sequence below which the source's messages are the fork's, and its first own message where it ends within
-    one. Raises BadRequest."""
+    """Return the sequence below which the source's messages are the fork's, and the fork's first own message where the
+    sub-offset is within a message of the source. Raises BadRequest."""
     if len(catalog.parts(source)) >= limits.DURABLE_FORKS:
         raise BadRequest(f"stream-forked-from: a fork of too many (expected at most {limits.DURABLE_FORKS})")
     tail = (await catalog.state(call, source)).tail
@@ -558,7 +564,7 @@ async def _place(call: Call, catalog: Catalog, source: Any) -> tuple[int, list[b
 
 
 async def delete(call: Call) -> Answer:
-    """DELETE. A stream with forks stays for these."""
+    """Answer DELETE. A stream with forks is only marked deleted, as they need it."""
     return await in_turn(call, partial(_delete, call))
 
 
@@ -572,7 +578,7 @@ async def _delete(call: Call, turn: Turn) -> Answer:
 
 
 async def _remove(call: Call, catalog: Catalog, stream: Any, turn: Turn) -> None:
-    """Remove a stream, and the sources that were there for it alone."""
+    """Remove a stream, and the deleted sources that only it still needed."""
     while stream is not None and not stream.removed:
         if catalog.has_forks(stream):
             call.tree.require_removable(call.user, stream)
@@ -589,8 +595,10 @@ async def _remove(call: Call, catalog: Catalog, stream: Any, turn: Turn) -> None
 
 
 async def _remove_expired(call: Call, catalog: Catalog, stream: Any) -> None:
-    """Remove a stream at its time, as its owner, who said so. In a sticky group others may have: they write to the
-    catalog, too, but remove nothing there. Then it is removed by a caller who may. Until then it stays hidden."""
+    """Remove an expired stream as its owner, who has set the expiry.
+
+    In a sticky group another user may have set it: all may write to the catalog, but not remove the streams of others.
+    There it is removed as the caller, and stays hidden until a caller has that right."""
     state = stream.state
     is_sticky = catalog.group.state.mode & S_ISVTX
     user = call.user if is_sticky else User(state.uid, state.gid, where="durable")
@@ -614,7 +622,7 @@ ROUTES = (
 
 @attrs.frozen
 class DurableTable(Table):
-    """Those routes. Pages of other sites may use what the browser's rules let them have."""
+    """The routes of the dialect. Pages of other sites may use the answers that the browser rules permit them."""
 
     def find(self, method: str, target: Target, path: Path) -> Route:
         if method != "PUT" and target.kind in ("new stream", "nothing"):
@@ -628,5 +636,5 @@ class DurableTable(Table):
 
 
 def table(group: str) -> Table:
-    """The routes of a listener whose root is that group, `NAME` or `NAME/NAME`."""
+    """Return the routes of a listener whose root is a group, `NAME` or `NAME/NAME`."""
     return DurableTable(ROUTES, partial(resolve, tuple(group.split("/"))))

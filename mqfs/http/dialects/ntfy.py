@@ -1,6 +1,6 @@
-"""The dialect of ntfy: one group at the root of a listener of its own, its streams are topics.
+"""The dialect of ntfy: a group at the root of a listener of its own, whose streams are topics.
 
-A notification is a message whose parts are headers; publishing and reading are those of the tree.
+The parts of a notification are headers of its message; publishing and reading are those of the tree.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _EXPECTED = "30m, 2 days, UNIX seconds, or such as `tomorrow, 10am`, `monday 17:
 
 
 def parse_span(text: str) -> int | None:
-    """Seconds of a duration; None: not a duration."""
+    """Return the seconds of a duration, or None for other text."""
     at, seconds, text = 0, 0, text.strip().lower()
     while match := _PART.match(text, at):
         seconds += int(match[1]) * _SECONDS[match[2][0]]
@@ -59,7 +59,7 @@ def parse_span(text: str) -> int | None:
 
 
 def parse_delay(text: str, now: float) -> float:
-    """The UNIX time of a delay of 10 seconds to 3 days. Raises BadRequest."""
+    """Return the UNIX time of a delay of 10 seconds to 3 days. Raises BadRequest."""
     span = parse_span(text)
     if span is not None:
         due = now + span
@@ -73,7 +73,7 @@ def parse_delay(text: str, now: float) -> float:
 
 
 def _named(text: str, now: datetime) -> datetime:
-    """A day, a time of day, or both; a time of day alone is the next one."""
+    """Return the time of a day and a time of day; a time of day alone means the next one. Raises BadRequest."""
     words = text.replace(",", " ").split(maxsplit=1)
     day, rest = (words[0], " ".join(words[1:])) if words else ("", "")
     ahead = {"today": 0, "tomorrow": 1}.get(day)
@@ -93,7 +93,7 @@ def _named(text: str, now: datetime) -> datetime:
 
 # ---------------------------------------------------------------- notifications
 
-# A notification in a request (headers, query or JSON) and in a message. By part: its names in all these forms.
+# A notification in a request (headers, query or JSON) and in a message. PARTS: by part, its names in all these forms.
 
 PARTS = {
     "message": ("x-message", "message", "m"),
@@ -112,19 +112,19 @@ PARTS = {
     "call": ("x-call", "call"),
     "template": ("x-template", "template", "tpl"),
 }
-ABSENT = ("attach", "filename", "email", "call", "template")  # what ntfy has and this has not
+ABSENT = ("attach", "filename", "email", "call", "template")  # parts of ntfy that are refused here
 KEPT = ("title", "tags", "click", "icon", "actions")  # as headers of the message
 PRIORITIES = ("min", "low", "default", "high", "max")
 EMPTY = "triggered"  # the message of a request that has none
-_OF_HTTP = re.compile(r"(u=\d|i)\b")  # RFC 9218: what browsers say in Priority
+_OF_HTTP = re.compile(r"(u=\d|i)\b")  # RFC 9218: the Priority that browsers send
 _NO = ("0", "no", "false")
 ACTION_BRACKETS = 500  # in all actions; ntfy has three of them at most
-UNCACHED_TTL_S = 10  # of a message with `cache: no`: for those who subscribe by then
+UNCACHED_TTL_S = 10  # of a message with `cache: no`, for present subscribers
 
 
 @attrs.frozen
 class Note:
-    """A notification. `priority`: 1 to 5, 3 is none; `due`: UNIX time, 0 at once; `headers`: of the message."""
+    """A notification. `priority`: 1 to 5, by default 3. `due`: UNIX time; 0: at once. `headers`: of the message."""
 
     text: str
     priority: int
@@ -134,7 +134,7 @@ class Note:
 
 
 def find(call: Call, names: tuple[str, ...]) -> str:
-    """The first of some headers, then of some options, that is not empty."""
+    """Return the first value that is not empty: of the headers of those names, then of the options; else ""."""
     given = call.request.headers
     for name in names:
         value = given.get(name, "").strip()
@@ -145,7 +145,7 @@ def find(call: Call, names: tuple[str, ...]) -> str:
 
 
 def _decoded(value: str) -> str:
-    """A header's text, which may be encoded as RFC 2047 says."""
+    """Return the text of a header, decoded if it is encoded as in RFC 2047."""
     if "=?" not in value:
         return value
     try:
@@ -155,7 +155,8 @@ def _decoded(value: str) -> str:
 
 
 def from_request(call: Call, now: float) -> Note:
-    """The body is the message, else one in a header or the query. Raises BadRequest."""
+    """Return the notification of a request. Its message is the body, else in a header or the query. Raises BadRequest,
+    TooLong."""
     parts = {part: find(call, names) for part, names in PARTS.items()}
     try:
         text = call.body.decode().strip()
@@ -165,7 +166,8 @@ def from_request(call: Call, now: float) -> Note:
 
 
 def from_json(call: Call, now: float) -> tuple[str, Note]:
-    """The topic, and a notification whose parts beat those of headers. Raises BadRequest."""
+    """Return the topic and the notification of a body in JSON, whose parts override those of headers and the query.
+    Raises BadRequest, TooLong."""
     try:
         given = json.loads(call.body)
     except (ValueError, RecursionError) as error:
@@ -178,7 +180,7 @@ def from_json(call: Call, now: float) -> tuple[str, Note]:
 
 
 def _text(part: str, value: Any) -> str:
-    """A part of JSON as a header would have it."""
+    """Return a part of JSON as the text of a header. Raises BadRequest."""
     if part == "actions":
         return json.dumps(value, ensure_ascii=False)
     if part == "tags" and isinstance(value, list) and all(isinstance(tag, str) for tag in value):
@@ -221,8 +223,10 @@ def _note(parts: dict[str, str], now: float) -> Note:
 
 
 def parse_actions(text: str) -> list[dict[str, Any]] | None:
-    """The actions; None where they are not an array of objects that each program reads: Python's json has NaN, infinite
-    numbers and half characters, too, and reads what is nested as deeply as its stack allows just then."""
+    """Return the actions, or None where they are not an array of objects that every program can read.
+
+    Python's json also reads NaN, infinite numbers and lone surrogates, and nesting as deep as its stack permits at the
+    moment."""
     if text.count("[") + text.count("{") > ACTION_BRACKETS:
         return None
     try:
@@ -248,7 +252,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_priority(text: str) -> int:
-    """1 to 5. Raises BadRequest."""
+    """Return a priority, 1 to 5, from its number or name. Raises BadRequest."""
     word = "max" if text.lower() == "urgent" else text.lower()
     if word in PRIORITIES:
         return PRIORITIES.index(word) + 1
@@ -261,11 +265,11 @@ def parse_priority(text: str) -> int:
 
 ID_DIGITS = 12
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_FIELDS = ("title", "click", "icon")  # of the message's headers, as they are
+_FIELDS = ("title", "click", "icon")  # headers of the message, copied unchanged
 
 
 def to_id(sequence: int) -> str:
-    """The sequence in base 36; as long as its clients expect."""
+    """Return the sequence in base 36, with as many digits as clients expect."""
     text = ""
     while sequence:
         sequence, digit = divmod(sequence, 36)
@@ -274,13 +278,13 @@ def to_id(sequence: int) -> str:
 
 
 def from_id(text: str) -> int | None:
-    """None: not an id of this server."""
+    """Return the sequence of an id; None for other text."""
     known = len(text) == ID_DIGITS and not text.strip(_DIGITS)
     return int(text, 36) if known else None
 
 
 def from_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The event of a message as `format json` has it."""
+    """Return the event for a message of `format json`."""
     given, time = message.get("headers", {}), int(message["time"])
     event: dict[str, Any] = {"id": to_id(message["sequence"]), "time": time}
     if headers.TTL in given:
@@ -293,7 +297,7 @@ def from_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(given: dict[str, str]) -> dict[str, Any]:
-    """The parts of a notification that are headers of the message."""
+    """Return the parts of a notification from the headers of its message."""
     event: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     if headers.PRIORITY in given:
         event["priority"] = max(1, (int(given[headers.PRIORITY]) + 1) // 2)
@@ -301,7 +305,7 @@ def described(given: dict[str, str]) -> dict[str, Any]:
         event["tags"] = split_list(given["tags"])
     if "content-type" in given:
         event["content_type"] = given["content-type"]
-    if (actions := parse_actions(given.get("actions", ""))) is not None:  # else there are none, or not from here
+    if (actions := parse_actions(given.get("actions", ""))) is not None:  # else none, or of another program
         event["actions"] = actions
     return event
 
@@ -311,14 +315,15 @@ def as_line(event: dict[str, Any]) -> bytes:
 
 
 def as_event(event: dict[str, Any]) -> bytes:
-    """With an id, which a browser sends when it reconnects, for messages only: other events have no position."""
+    """Return a server-sent event. Only a message has an id, which a browser sends when it reconnects: other events have
+    no position."""
     kind = event["event"]
     head = f"id: {event['id']}\n" if kind == "message" else f"event: {kind}\n"
     return head.encode() + b"data: " + as_line(event) + b"\n"
 
 
 def as_text(event: dict[str, Any]) -> bytes:
-    """The message on one line; of another event an empty one."""
+    """Return the message on one line; an empty line for another event."""
     text: str = event.get("message", "")
     return text.replace("\r\n", " ").replace("\n", " ").encode() + b"\n"
 
@@ -343,7 +348,7 @@ class Filters(NamedTuple):
 
 
 def filters_of(call: Call) -> Filters:
-    """Raises BadRequest."""
+    """Return the filters of a request. Raises BadRequest."""
     message, title, tags, priority = (find(call, PARTS[part]) for part in ("message", "title", "tags", "priority"))
     priorities = frozenset(map(parse_priority, split_list(priority)))
     return Filters(find(call, ("x-id", "id")), message, title, priorities, frozenset(split_list(tags)))
@@ -361,7 +366,7 @@ _FORMS: dict[str, tuple[str, Callable[[dict[str, Any]], bytes]]] = {
 
 
 def resolve(group: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
-    """A path on the listener of that group. Raises NotFound, Denied."""
+    """Return the target of a path on the listener of a group. Raises NotFound, Denied."""
     if path.names in (("v1", "health"), ("v1", "stats")):
         return Target(path.names[1], group_at(tree, user, group), path.text)
     if len(path.names) > 2 or (path.names and path.slash):
@@ -377,7 +382,8 @@ def resolve(group: tuple[str, ...], tree: Tree, user: User, path: Path) -> Targe
 
 
 def credentials(request: Request, path: Path, encrypted: bool) -> str | None:
-    """The credentials of the header, or of `auth`, such a header in base64: over TLS only, as it lands in logs."""
+    """Return the credentials of a request: of its header, or of the option `auth`, the header's value in base64. Raises
+    Denied for `auth` without TLS, as queries are logged; BadRequest."""
     coded = next((value for name, value in path.options if name.lower() in ("auth", "authorization")), None)
     if coded is None:
         return request.headers.get("authorization")
@@ -390,7 +396,7 @@ def credentials(request: Request, path: Path, encrypted: bool) -> str | None:
 
 
 def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
-    """As its clients read it."""
+    """Return content type and body for an error, in the JSON of ntfy."""
     code = error.http * 100 + (error.http != 400)
     return JSON, json.dumps(
         {"code": code, "http": error.http, "error": str(error)}, ensure_ascii=False
@@ -401,7 +407,7 @@ def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 
 
 async def publish(call: Call) -> Answer:
-    """The body, or what a header or the query says, is the message."""
+    """Publish the notification of a request."""
     return await _publish(call, call.target.name, from_request(call, time.time()))
 
 
@@ -438,8 +444,8 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
 
 
 async def subscribe(call: Call) -> Answer:
-    """Messages of topics: retained ones, then new ones; with `poll` the former only. Before them, with
-    `scheduled`, those that wait for their time."""
+    """Answer with messages of topics: retained ones, then new ones; with `poll`, only retained ones. With `scheduled`
+    the delayed messages are first."""
     kind, encode = _FORMS[call.target.verb]
     topics = list(dict.fromkeys(call.target.name.split(",")))
     poll = _flag(call, "x-poll", "poll", "po")
@@ -468,7 +474,7 @@ async def subscribe(call: Call) -> Answer:
         silence_s=lambda: limits.NTFY_BEAT_S,
     )
     words = reading.Wish(form, _since(call, poll), follow=not poll)
-    # opened before the look at what waits: a message that is due between the two comes by the cursor
+    # opened before delayed messages are read: a message that becomes due between the two is read by the cursor
     answer = await reading.answer(call, reading.open_source(call, topics, words, select), words)
     if not scheduled:
         return answer
@@ -477,7 +483,7 @@ async def subscribe(call: Call) -> Answer:
 
 
 async def _joined(*parts: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A body of these, piece by piece: all that waits for its time is more than memory should hold."""
+    """Yield the pieces of all parts: all delayed messages may be too large for memory."""
     for part in parts:
         if isinstance(part, bytes):
             yield part
@@ -485,13 +491,14 @@ async def _joined(*parts: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async with aclosing(cast(Any, part)):
             async for piece in part:
                 yield piece
-                del piece  # the next one may be long in coming
+                del piece  # free it: the wait for the next piece may be long
 
 
 async def _scheduled(
     call: Call, topics: dict[int, str], encode: Callable[[dict[str, Any]], bytes]
 ) -> AsyncIterator[bytes]:
-    """Messages that wait for their time, which is theirs. Others are served between two, and where there are none."""
+    """Yield the delayed messages of topics, each with its due time as its time. Other requests are served after each,
+    and after each portion without any."""
     clock, delayed = call.tree.clock, call.group.held
     wall_ns = clock.wall_ns() - clock.engine_ns()
     for sequences in delayed.sequences(topics):
@@ -509,13 +516,13 @@ def _flag(call: Call, *names: str) -> bool:
 
 
 def _since(call: Call, poll: bool) -> str:
-    """A word of `seek`. Raises BadRequest."""
+    """Return the word of `seek` for the option `since`, or for the last event's id. Raises BadRequest."""
     text = find(call, ("x-since", "since", "si")) or ("all" if poll else "none")
     text = call.request.headers.get("last-event-id") or text
     if (word := {"all": "first", "none": "end", "latest": "-1"}.get(text)) is not None:
         return word
     if (sequence := from_id(text)) is not None:
-        return str(sequence + 1) if sequence < call.group.log.end.next else "first"  # as one that is not known
+        return str(sequence + 1) if sequence < call.group.log.end.next else "first"  # as for an unknown id
     if text.isascii() and text.isdigit() and len(text) < 12:
         return f"@{text}"
     if (span := parse_span(text)) is not None:
@@ -527,7 +534,7 @@ def _since(call: Call, poll: bool) -> str:
 
 
 async def check_access(call: Call) -> Answer:
-    """Whether the user may read the topic, for which `subscribe` opens a cursor."""
+    """Check that the user may read the topic, and open the cursor of `subscribe`. Raises Denied."""
     call.tree.access(call.user, call.own(".cursor"), os.R_OK | os.W_OK)
     try:
         call.tree.access(call.user, call.own(call.target.name), os.R_OK)
@@ -541,7 +548,7 @@ async def health(call: Call) -> Answer:
 
 
 async def stats(call: Call) -> Answer:
-    """Messages of the group since the server started. Raises Denied, as `.stats` does."""
+    """Answer with the number of messages of the group since the server started. Raises Denied, as `.stats` does."""
     call.tree.access(call.user, call.own(".stats"), os.R_OK)
     return as_json({"messages": call.group.counts.written})
 
@@ -570,5 +577,5 @@ ROUTES = (
 
 
 def table(group: str) -> Table:
-    """The routes of a listener whose root is that group, `NAME` or `NAME/NAME`."""
+    """Return the routes of a listener whose root is a group, `NAME` or `NAME/NAME`."""
     return Table(ROUTES, partial(resolve, tuple(group.split("/"))), credentials, problem)

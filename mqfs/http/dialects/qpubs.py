@@ -1,6 +1,6 @@
-"""The names of qpubs below `/.qpubs/GROUP/`: `listen`, `once`, `ignore` and `emit`.
+"""The dialect of qpubs below `/.qpubs/GROUP/`: `listen`, `once`, `ignore` and `emit`.
 
-The open listens are held here, so that `ignore` can end one.
+This module has the open listens, so that `ignore` can end one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _LISTEN = ("name", "data", "last_event_id")
 
 
 def resolve(others: Callable[[Tree, User, Path], Target], tree: Tree, user: User, path: Path) -> Target:
-    """The target of a path below ROOT; `others` resolve any other. Raises NotFound, Denied, NotDirectory."""
+    """Return the target of a path below ROOT; `others` resolves any other path. Raises NotFound, Denied,
+    NotDirectory."""
     if path.names[:1] != (ROOT,):
         return others(tree, user, path)
     if len(path.names) < 3 or path.slash:
@@ -47,24 +48,24 @@ def _name(call: Call) -> str:
 
 
 def _listened(call: Call, words: reading.Wish) -> reading.AnswerMessages:
-    """Messages of a name or pattern; where there is no such stream, of the one that will be."""
+    """Open the messages of a stream, view or pattern; a missing stream may be made later."""
     name = _name(call)
     waits = not is_pattern(name, call.group.settings.words) and not reading.exists(call, check_name(name))
     return reading.open_source(call, [name], words, "cover" if waits else "select")
 
 
 class Listens:
-    """The open ones of a front end: of each its user, what it selects, and its cursor."""
+    """The open listens of a front end, by id: each with its user, the name or pattern it selects, and its cursor."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[int, str, Cursor]] = {}
 
     async def listen(self, call: Call) -> Answer:
-        """Messages from now on as events, until `ignore`; the first event has the id for that."""
+        """Answer with messages from now on as events, until `ignore`; the first event has the id for it."""
         id, words = secrets.token_hex(8), reading.wish(call)
         end = call.group.log.end.next
-        since = int(words.since) if words.since.isdigit() else end  # after its last event, or now
-        place = since - 1 if since <= end else 0  # of a client that comes back: no place beyond the end
+        since = int(words.since) if words.since.isdigit() else end  # after the client's last event, or now
+        place = since - 1 if since <= end else 0  # the client's last event; 0 if it is beyond the end
         first = answers.event(json.dumps({"id": id}), name="listen", sequence=place)
         form = answers.choose("sse", "", call.option("data"))
         form = attrs.evolve(form, begin=form.begin + first)
@@ -80,7 +81,7 @@ class Listens:
         then(sent)
 
     async def ignore(self, call: Call) -> Answer:
-        """End a listen of the same user."""
+        """End a listen of the same user. Raises NotFound, Denied."""
         uid, name, cursor = self._open.get(id := call.option("id") or "", (-1, "", None))
         if cursor is None or call.option("name") not in (None, name):
             raise NotFound(f"unknown id of a listen {id!r}")
@@ -92,7 +93,7 @@ class Listens:
 
 
 async def once(call: Call) -> Answer:
-    """The next message; 204 where none came within `wait`."""
+    """Answer with the next message, or 204 if none was written within `wait`."""
     form = answers.choose(call.option("format") or "json", "")
     if form.beat is not None or form is answers.RECORD:
         raise BadRequest("format: unknown (expected json, raw, line or nul)")
@@ -114,7 +115,7 @@ async def emit(call: Call) -> Answer:
 
 
 def beside(table: Table) -> Table:
-    """That table, and these routes."""
+    """Return a table with these routes added."""
     listens = Listens()
 
     def route(
