@@ -33,9 +33,9 @@ class Admission(enum.Enum):
     WAIT = enum.auto()
 
 
-_WAIT_BYTES = 512  # of memory, about, for a write that waits, beside its messages
-STOPPING = ("reject", "block")  # policies that keep a write from being appended
-OnSequence: TypeAlias = Callable[[int, int, bool], None]  # of the first: its time or 0, whether its id was known
+_WAIT_BYTES = 512  # memory, about, of a write that waits, without its messages
+STOPPING = ("reject", "block")  # values of `full` that keep a write from being appended
+OnSequence: TypeAlias = Callable[[int, int, bool], None]  # first sequence, its wall ns or 0, whether it is a duplicate
 
 
 @attrs.define
@@ -44,34 +44,34 @@ class WriteRequest:
 
     kind: int
     bodies: Sequence[bytes]
-    total: int  # what the write returns
-    undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
+    total: int  # the result of the write
+    undo: Callable[[], None] | None = None  # called if it is cancelled or refused while it waits
     headers: bytes = b""
-    id: PutId | None = None  # of a `.put`: all of them are known by it
+    id: PutId | None = None  # of a `.put`: the id of all its messages together
     on_sequence: OnSequence | None = None
-    unit: AtomicBatch | None = None  # for this and perhaps other streams
-    expect: int | None = None  # the newest message that the stream is to have; 0: none
-    writer: OpenFile | None = None  # its user's memory holds it while it waits for room, and `refused` is called then
-    held: int = 0  # bytes of that memory
+    unit: AtomicBatch | None = None  # the batch, for this stream and perhaps others, in place of `bodies`
+    expect: int | None = None  # the newest message that the stream must have; 0: none
+    writer: OpenFile | None = None  # charged with the memory while it waits; `refused` is called if it is then refused
+    held: int = 0  # bytes charged
 
     @property
     def size(self) -> int:
         return sum(map(len, self.bodies))
 
     def hold(self) -> None:
-        """It begins to wait for room. Raises OverLimit."""
+        """Charge the memory of the request to its user, as it begins to wait for room. Raises OverLimit."""
         if self.writer is not None:
             size = self.size if self.unit is None else self.unit.memory
             self.held = self.writer.group.tree.memory.change(self.writer.user.uid, 0, size + _WAIT_BYTES)
 
     def release(self) -> None:
-        """It waits no more."""
+        """Release the memory of the request after its wait."""
         if self.writer is not None:
             self.held = self.writer.group.tree.memory.change(self.writer.user.uid, self.held, 0)
 
 
 def request_of(message: Draft) -> WriteRequest:
-    """The request to append a message that was accepted before."""
+    """Make the request to append a message that was accepted before."""
     return WriteRequest(
         message.kind, (message.body,), len(message.body) + len(message.headers), headers=message.headers
     )
@@ -80,7 +80,8 @@ def request_of(message: Draft) -> WriteRequest:
 def when_full(
     settings: Settings, counts: GroupCounts, messages: int, refusal: Callable[[], errors.StreamFull]
 ) -> Admission:
-    """What `full` says of messages for which there is no room. Raises that `refusal` (`full reject`)."""
+    """Return the verdict of `full` on messages without room, and count discarded ones. Raises the result of `refusal`
+    under `full reject`."""
     if settings.full == "block":
         return Admission.WAIT
     if settings.full == "drop-new":
@@ -97,7 +98,7 @@ def depth_reached(stream: Stream) -> errors.StreamFull:
 
 
 def require_fit(settings: Settings, messages: int, size: int) -> None:
-    """Raises TooLong for what would not fit below `depth` if there were nothing else."""
+    """Check that messages would fit below `depth` in an empty stream. Raises TooLong."""
     depth = settings.depth
     too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
     if too_large and (settings.full != "drop-old" or depth.size):
@@ -105,9 +106,12 @@ def require_fit(settings: Settings, messages: int, size: int) -> None:
 
 
 def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -> bool:
-    """Whether so much more fits below `depth`, nothing being taken away but what messages with these headers replace.
-    Dead letters always fit. Raises TooLong for what would not fit alone. Under `replay key`, `full drop-old` what is
-    too much is cut after the append: only then it is known what was replaced."""
+    """Whether `messages` more of `size` bytes fit below `depth` without an eviction. `heads`: their headers, as under
+    `replay key` older messages of their keys are superseded. Dead letters always fit.
+
+    Under `replay key` with `full drop-old` all messages fit: the cut follows the append, when the superseded ones are
+    known. Raises TooLong for messages that would not fit into an empty stream.
+    """
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
     if stream.name == settings.dead:
@@ -125,8 +129,8 @@ def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
-    """A stream for which a consumer has no room, by its `backlog` under `full block`. `messages`: of the write, by
-    stream. Raises StreamFull under `full reject`."""
+    """Return a stream whose write has to wait for room in the `backlog` of a consumer (`full block`), or None.
+    `messages`: those of the write, by stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages:
         for consumer in stream.routes().bounded:
@@ -145,24 +149,24 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
 
 # ------------------------------------------------------------ deduplication
 
-# Ids of `.put`: the same id of the same user within `dedup` is accepted and not appended again. They are in the group's
-# state, for a time and up to a number.
+# Ids of `.put`: a message with an id that the same user used within `dedup` is accepted, but not appended again. The
+# ids are in the group's state, up to a number.
 
 
-_ID_BYTES = 256  # of the change that has an id, beside its text; more than a reserve record
-_ESCAPED = 12  # bytes of one character in it, at most
-_FORGOTTEN = 16_384  # at once: some milliseconds
+_ID_BYTES = 256  # bytes of a change with an id, without its text; more than a reserve record
+_ESCAPED = 12  # bytes of one character of the text, at most
+_FORGOTTEN = 16_384  # ids forgotten at once: some milliseconds
 
 
 class PutId(NamedTuple):
-    """Whose id it is, and its text."""
+    """An id of `.put`: its user and its text."""
 
     uid: int
     text: str
 
 
 def bytes_of(ids: Iterable[PutId]) -> int:
-    """At most the bytes that the log takes to remember them, with a record of its own beside."""
+    """Return the most bytes that the records of these ids take in the log, with one record of the log's own."""
     return _ID_BYTES + sum(_ID_BYTES + _ESCAPED * len(put_id.text) for put_id in ids)
 
 
@@ -173,7 +177,7 @@ class DeduplicationWindow:
         self._log, self._clock = log, clock
 
     def find_duplicate(self, put_id: PutId) -> int:
-        """The sequence of the message that was put under that id not long ago; 0 if none was."""
+        """Return the sequence of the message written under that id within `dedup`; 0: none."""
         ids, now = self._log.state.ids, self._clock.engine_ns()
         for uid in (put_id.uid, ANYONE):
             known = mine.get(put_id.text) if (mine := ids.get(uid)) is not None else None
@@ -182,17 +186,17 @@ class DeduplicationWindow:
         return 0
 
     def note(self, put_id: PutId, sequence: int) -> Change:
-        """The change by which an id is remembered. Raises OverLimit."""
+        """Return the change that records an id, after a check for room. Raises OverLimit."""
         self.require_room({put_id.uid: 1})
         return self.change(put_id, sequence)
 
     def change(self, put_id: PutId, sequence: int) -> Change:
-        """As `note`, where there is room."""
+        """Return the change that records an id until `dedup` is over."""
         until = self._clock.engine_ns() + self._log.settings.dedup
         return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
 
     def require_room(self, more: Mapping[int, int]) -> None:
-        """So many ids more can be remembered, `more` by user. Raises OverLimit."""
+        """Make room for more ids; `more`: their number by user. Raises OverLimit."""
         try:
             self._require_room(more)
         except errors.OverLimit:
@@ -206,7 +210,7 @@ class DeduplicationWindow:
             require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
 
     def forget(self, least: int = 0) -> None:
-        """Forget ids whose time is over, the oldest first: of each user `least`, or what is done at once."""
+        """Forget expired ids, the oldest first: of each user at most _FORGOTTEN, or `least` if that is more."""
         now, ids, most = self._clock.engine_ns(), self._log.state.ids, max(least, _FORGOTTEN)
         for uid, mine in list(ids.items()):
             for _ in range(most):

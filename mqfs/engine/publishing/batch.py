@@ -1,7 +1,7 @@
-"""A unit of messages on its way into the log: for one stream or several, seen together or not at all.
+"""Atomic batches: messages for one stream or several that become visible together or not at all.
 
-Everything that could refuse it is checked before anything is done; then follow the one append and the delivery. The
-messages come from put.py and transactions.py.
+Every check that could refuse a batch is done before any change; then follow one append and the delivery. The messages
+come from files/put.py and transactions.py.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
-_DELIVERED = 64  # messages delivered between two looks whether anyone still waits
-_ROUNDS = 16  # of cutting the oldest stretch of the log
+_DELIVERED = 64  # messages delivered between two checks whether any reader still waits
+_ROUNDS = 16  # evictions of the log's oldest segment for one batch, at most
 
 
 @attrs.define
 class StreamTotals:
-    """What a unit holds for one stream."""
+    """The totals of a batch's messages for one stream."""
 
     messages: int = 0
-    size: int = 0  # of their bodies
-    last: int = 0  # which message of the unit is its last one
+    size: int = 0  # bytes of their bodies
+    last: int = 0  # position in the batch of the last of them
 
     def add(self, messages: int, size: int, last: int) -> None:
         self.messages += messages
@@ -65,27 +65,27 @@ class StreamTotals:
 
 @attrs.define(eq=False)
 class AtomicBatch:
-    """Messages, and what else is recorded with them. `value`: what the write returns."""
+    """Messages, and the changes that are recorded with them. `value`: the result of the write."""
 
     publisher: Publisher
     sources: Sequence[BatchSource]
     tallies: dict[Stream, StreamTotals]
     value: int
-    ranked: bool = False  # some have headers that say how they are served
-    commit: Callable[[], Sequence[Change]] | None = None  # what records it now; nothing where it was committed already
-    ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
-    expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
-    done: Callable[[AtomicBatch], None] | None = None  # called when it is appended, or discarded
-    undo: Callable[[], None] | None = None  # called when it will not be
+    ranked: bool = False  # whether some messages have headers that say how they are delivered
+    commit: Callable[[], Sequence[Change]] | None = None  # returns its changes; none: it was committed already
+    ids: Mapping[PutId, int] = attrs.Factory(dict)  # position by id; one known id makes the whole batch a repeat
+    expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream must have before it
+    done: Callable[[AtomicBatch], None] | None = None  # called when the batch is appended or discarded
+    undo: Callable[[], None] | None = None  # called when it is refused or cancelled
     writer: OpenFile | None = None  # see WriteRequest
-    first: int = 0  # sequence of its first message, once it is appended
+    first: int = 0  # sequence of the first message, once the batch is appended
     discarded: bool = False
-    changes: Sequence[Change] = ()  # of `commit`
-    lacking: Stream | None = None  # in which it waits for room
+    changes: Sequence[Change] = ()  # returned by `commit`
+    lacking: Stream | None = None  # the stream on which it waits for room
     size: int = attrs.field(init=False)  # bytes of the messages in the log
     messages: int = attrs.field(init=False)
     _waited: bool = False
-    _looked: int = -1  # with how many changes of the group it was looked whether this is a repeat
+    _looked: int = -1  # `log.changes` at the last check for a repeat
     _repeats: bool = False
     _found_heads: defaultdict[int, set[bytes]] | None = None
 
@@ -95,13 +95,13 @@ class AtomicBatch:
 
     @property
     def memory(self) -> int:
-        """Bytes of its messages that are in memory: what was staged is not."""
+        """Bytes of its messages in memory: staged messages are on disk."""
         return self.size if self.commit is None else 0
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ admission
 
     def write(self) -> Step[int]:
-        """Append it as one unit, or do with it what `full` says; see Publisher.write."""
+        """Append the batch, or treat it as `full` says; see Publisher.write."""
         self.lacking = self._guarded(self._admit)
         if self.lacking is None:
             return self._guarded(self._append)
@@ -110,7 +110,7 @@ class AtomicBatch:
         return self._guarded(partial(self.publisher.blocked.park, self.lacking, request))
 
     def admit(self) -> Admission:
-        """Whether it can go on, having waited. Raises what refuses it now."""
+        """Return the verdict on a batch that waited: APPEND or WAIT. Raises StreamFull and the other refusals."""
         self.lacking = self._guarded(self._admit)
         return Admission.APPEND if self.lacking is None else Admission.WAIT
 
@@ -126,8 +126,8 @@ class AtomicBatch:
             raise
 
     def _admit(self) -> Stream | None:
-        """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
-        or waits."""
+        """Check everything that the batch needs. Returns the stream on which it has to wait; None: it can be appended
+        or discarded. Changes nothing if it raises or waits."""
         publisher = self.publisher
         publisher.log.require_writable(messages=True)
         for stream in self.tallies:
@@ -157,17 +157,17 @@ class AtomicBatch:
             self.discarded = True
         if quotas is not None and not self.discarded:
             quotas.charge(*self._kept())
-        return None  # with `full drop-old` the oldest go after the append: what the disk refuses takes nothing away
+        return None  # `full drop-old` evicts after the append, so a batch that the disk refuses evicts no message
 
     def _kept(self) -> tuple[dict[Stream, int], int]:
-        """What a quota is charged: of each stream, and of all of them, as it is not known of which headers are."""
+        """Return the bytes to charge to quotas: by stream, and of the headers of all streams together."""
         sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
         plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
         return sizes, max(self.size - plain, 0)
 
     def _is_repeat(self) -> bool:
-        """Whether it was committed, or one of its ids came: also while it waited, then by a change of the group. Raises
-        OverLimit where there is no room to remember it."""
+        """Whether the batch was committed, or one of its ids written, before or while it waited. Checked again only
+        after a change of the group. Raises OverLimit if there is no room to remember its ids."""
         if self._looked != self.publisher.log.changes:
             ids, self.changes = self.publisher.ids, self.commit() if self.commit is not None else ()
             is_committed = self.commit is not None and not self.changes
@@ -178,26 +178,27 @@ class AtomicBatch:
         return self._repeats
 
     def _stopped(self) -> Stream | None:
-        """A stream in which others came first, or for which a consumer's bound leaves no room."""
+        """Return a stream with earlier writers or due messages, or without room in a consumer's backlog; else None."""
         if not self._waited and (first := next((stream for stream in self.tallies if stream.blocked), None)):
             return first
         publisher = self.publisher
         overdue = publisher.overdue
         if self._waited and overdue and (due := next((s for s in self.tallies if s.number in overdue), None)):
-            return due  # what is due goes before writes that wait
+            return due  # due messages come before blocked writes
         if not publisher.consumers.bounded:
             return None
         return lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})
 
     def _without_room(self) -> list[Stream]:
-        """The streams in which `depth` leaves no room."""
+        """Return the streams in which `depth` leaves no room for the batch."""
         if self.publisher.log.settings.depth is NO_DEPTH:
             return []
         heads, all_of = self._heads(), self.tallies.items()
         return [s for s, tally in all_of if not has_room(s, tally.messages, tally.size, heads.get(s.number, ()))]
 
     def _heads(self) -> Mapping[int, Set[bytes]]:
-        """The headers of its messages by stream, where they say what is replaced."""
+        """Return the headers of the messages by stream number under `replay key`, where they decide what is
+        superseded; else nothing."""
         if self._found_heads is None and self.publisher.retention.newest is not None:
             self._found_heads = defaultdict(set)
             for draft in RecordBatch(self.sources).messages():
@@ -205,7 +206,8 @@ class AtomicBatch:
         return self._found_heads or {}
 
     def _takes_room(self) -> bool:
-        """Whether the log has room for it. With `full drop-old` it has."""
+        """Take room of the log for the batch. False: there is none. Under `full drop-old` the oldest messages are
+        evicted for it."""
         log, retention = self.publisher.log, self.publisher.retention
         if log.settings.full != "drop-old":
             return retention.take_room(self.size)
@@ -238,7 +240,7 @@ class AtomicBatch:
         return sync(self.value)
 
     def _noted(self) -> list[Change]:
-        """The changes by which the ids are remembered."""
+        """Return the changes that record the ids of the messages."""
         others = sum(len(encode_change(change)) + RECORD_BYTES for change in self.changes)
         end = self.publisher.log.next_sequence(self.size + others + bytes_of(self.ids))
         return [self.publisher.ids.change(put_id, end + place) for put_id, place in self.ids.items()]
@@ -248,7 +250,7 @@ class AtomicBatch:
         if publisher.log.shown is None:
             self._deliver(first, iter(enumerate(RecordBatch(self.sources).messages(), first)), time_ns)
             return
-        self.sources = []  # they may go with what was staged; the log has them
+        self.sources = []  # the staged data may be removed: the log has the messages
         totals = {stream: (tally.messages, tally.size) for stream, tally in self.tallies.items()}
         publisher.hold(first, totals, partial(self._show, first, time_ns))
 
@@ -276,7 +278,7 @@ class AtomicBatch:
     def _deliver_each(
         self, drafts: Iterator[tuple[int, Draft]], time_ns: int, awaited: list[Stream]
     ) -> dict[Stream, StreamTotals]:
-        """Deliver messages one by one while someone waits for them. Returns the totals of the others."""
+        """Deliver messages one by one while a reader waits for them. Returns the totals of the remaining ones."""
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
         # A reader that was served has left the wait list, and cannot rejoin before this returns.
@@ -290,7 +292,7 @@ class AtomicBatch:
         return rest
 
     def _count_only(self, rest: Mapping[Stream, StreamTotals], time_ns: int) -> None:
-        """Update counters only; no reader is waiting."""
+        """Count messages for which no reader waits, and wake pollers."""
         publisher = self.publisher
         for stream, tally in rest.items():
             stream.kept.mtime_ns = time_ns
@@ -303,7 +305,7 @@ class AtomicBatch:
 
 
 def require_fit(messages: int, size: int) -> None:
-    """Raises OverLimit for what is too large for one unit."""
+    """Check the size of a batch. Raises OverLimit."""
     if messages > limits.UNIT_MESSAGES:
         raise errors.OverLimit(f"batch of {messages} messages: too large (expected at most {limits.UNIT_MESSAGES})")
     if size > limits.UNIT_BYTES:
@@ -314,7 +316,7 @@ def require_fit(messages: int, size: int) -> None:
 
 
 class Staging:
-    """Where the parts of a tree are staged, and what all of them take together and of each user."""
+    """The store of the staged parts of a tree, and the user limits that they count against."""
 
     def __init__(self, store: Store, kept_quotas: KeptQuotas | None, memory: UserLimits) -> None:
         self.store, self.kept_quotas, self.memory = store, kept_quotas, memory
@@ -322,7 +324,7 @@ class Staging:
         self.bytes = UserLimits("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
 
     def take(self, uid: int, size: int, ids: int) -> None:
-        """Give a user more: `size` bytes, and memory for that number of ids. Raises OverLimit, OverQuota."""
+        """Charge a user for `size` more bytes, and the memory of `ids` more ids. Raises OverLimit, OverQuota."""
         self.bytes.check(uid, size)
         self.memory.change(uid, 0, ids * limits.STAGED_ID_BYTES)
         try:
@@ -334,23 +336,23 @@ class Staging:
         self.bytes.release(uid, -size)
 
     def give(self, uid: int, size: int, ids: int, *, charged: bool = True) -> None:
-        """Take the same back; `charged`: the user's quota has the bytes."""
+        """Release bytes and ids of a user. `charged`: the user's quota includes the bytes."""
         self.bytes.release(uid, size)
         self.memory.release(uid, ids * limits.STAGED_ID_BYTES)
         if charged:
             self.charge(uid, -size)
 
     def charge(self, uid: int, size: int) -> None:
-        """Charge a quota, or give it back where below 0; nothing is refused."""
+        """Charge `size` bytes to the user's quota without a check; below 0: release them."""
         if self.kept_quotas is not None:
             self.kept_quotas.restage(uid, size)
 
 
-Line: TypeAlias = tuple[User, batch.EncodedBatch]  # an unfinished one, of a user
+Line: TypeAlias = tuple[User, batch.EncodedBatch]  # an unfinished line and its writer
 
 
 class StagedBatch:
-    """One part; `attributes` are its owner and mode. Raises OverLimit where no more can be opened."""
+    """One part of a transaction. `attributes`: its owner and mode. Raises OverLimit if the user has too many."""
 
     def __init__(self, host: Group, name: str, attributes: Attributes) -> None:
         self.name, self.attributes = name, attributes
@@ -363,21 +365,21 @@ class StagedBatch:
         except BaseException:
             staging.parts.release(attributes.uid)
             raise
-        self.tallies: dict[str, StreamTotals] = {}  # by the stream's name, in the order of their places
-        self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
-        self._names: list[str] = []
-        self._borders = [0]  # of what is read at once
+        self.tallies: dict[str, StreamTotals] = {}  # by stream name, in the order of `places`
+        self.places: dict[bytes, int] = {}  # by stream name: the index that its unsequenced records carry
+        self._names: list[str] = []  # stream names by that index
+        self._borders = [0]  # offsets between the pieces that are read at once
         self.messages = 0
-        self.ids: dict[PutId, int] = {}  # of its messages, by their place
-        self.expected: dict[str, int] = {}  # the newest message of streams, at the commit
-        self.unfinished: dict[object, Callable[[], Line]] = {}  # of open files: what returns their unfinished line
-        self.closed: list[Callable[[], None]] = []  # what ends those that were closed while it was committed
+        self.ids: dict[PutId, int] = {}  # of its messages: their position by id
+        self.expected: dict[str, int] = {}  # by stream: the newest message that the commit requires
+        self.unfinished: dict[object, Callable[[], Line]] = {}  # by open file: returns its unfinished line
+        self.closed: list[Callable[[], None]] = []  # end the files that were closed during the commit
         self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = host.clock.wall_ns()
         self.used_ns = host.clock.engine_ns()
 
     def stream(self, user: User, name: str) -> Stream:
-        """A stream to be written to. Raises NotFound, Denied."""
+        """Return a stream that the user may write to. Raises NotFound, Denied."""
         stream = self._streams.get(name)
         if stream is None:
             raise errors.NotFound(f"no stream {name!r} in the group of part {self.name!r}")
@@ -385,8 +387,8 @@ class StagedBatch:
         return stream
 
     def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False, put_id: PutId | None = None) -> None:
-        """Put messages into it, or none. `put_id`: of the first; one that it has makes them a repeat. Raises NotFound,
-        Denied, Busy, OverLimit, DiskFull."""
+        """Stage messages, all or none. `put_id`: the id of the first; if the part has it already, all are ignored.
+        Raises NotFound, Denied, Busy, OverLimit, OverQuota, DiskFull."""
         if self.dropped:
             raise errors.NotFound(f"part {self.name!r}: committed or dropped")
         if self.committing:
@@ -426,7 +428,7 @@ class StagedBatch:
             self._borders.append(self.staged.size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Its messages as blanks, read each time: they may be too many for memory."""
+        """Yield the messages as unsequenced records, read again each time, as they may exceed memory."""
         for begin, end in pairwise([*self._borders, self.staged.size]):
             try:
                 data = self.staged.read(begin, end - begin)

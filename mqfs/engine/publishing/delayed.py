@@ -1,9 +1,9 @@
-"""Messages that wait on disk for their time (`.put` with `delay` or `at`).
+"""Delayed messages: they wait in the log until they are due (`.put` with `delay` or `at`).
 
-A delayed message lies in the log under the number of `.put`, so in no stream; when it is due it is
-appended again, to its stream, and acknowledged here in the same batch. After a crash it is in one place or the other,
-and in its stream it stands where it could first be read. It was accepted, so where its stream has no room by then it
-waits here, also where a write would be refused.
+A delayed message is in the log under the number of `.put`, so in no stream. When it is due it is appended again, to its
+stream, and acknowledged here in the same batch. So after a crash it is delayed or in its stream, never both. Its
+position in the stream is where it could first be read. The message was accepted before: if its stream has no room when
+it is due, it waits here, also where a write would be refused.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-_HEAD_BYTES = 1_024  # of headers that are remembered of a message without room; with more it is read at each look
-_APART_NS = 10**9  # by which what the two clocks say of one `at` may differ, where none was set
+_HEAD_BYTES = 1_024  # headers cached of a message without room; with larger ones it is read at each try
+_APART_NS = 10**9  # most by which the engine times of one `at` differ while no clock is set
 _SPARE = 64
-LOOKED_AT = 1_000  # messages at once, for those of some streams: 0.1 ms
+LOOKED_AT = 1_000  # messages examined at once: 0.1 ms
 
 
 class DelayedMessages:
@@ -41,17 +41,17 @@ class DelayedMessages:
     def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
-        self._at: dict[int, int] = {}  # wall times that `at` named -> engine ns, also of some that are past
+        self._at: dict[int, int] = {}  # wall times of `at` -> engine ns, with some past ones
         self.overdue: dict[int, deque[int]] = {}  # by stream: sequences that are due and wait for room
-        self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of those, bytes of its body, headers
-        self._round: list[int] = []  # streams of those in which it is still to be tried
-        self._round_ns = self._next_round_ns = 0  # engine time at which it was tried in all of them, and will be
-        self._streams: dict[int, int] = {}  # sequence -> the stream it is for
-        self._sizes: dict[int, tuple[int, int]] = {}  # sequence -> bytes of body and headers, and who put it
+        self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of these, bytes of its body, headers
+        self._round: list[int] = []  # streams still to be retried in this round
+        self._round_ns = self._next_round_ns = 0  # engine times of the last and the next round over all `overdue`
+        self._streams: dict[int, int] = {}  # sequence -> the number of its stream
+        self._sizes: dict[int, tuple[int, int]] = {}  # sequence -> bytes of body and headers, and its user
         self._shares = UserLimits("delayed messages in a group", "HELD")
         self._bytes: Counter[int] = Counter()  # by stream
         self._counts: Counter[int] = Counter()
-        self._known = False  # all of them are
+        self._known = False  # whether all delayed messages were found in the log
         self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
 
@@ -59,7 +59,7 @@ class DelayedMessages:
         return len(self._streams)
 
     def start(self) -> None:
-        """Find them in the log that was read."""
+        """Find the delayed messages in the log after it was read."""
         own = self._log.state.consumers.get(PUT)
         position = own.progress.ack_floor if own is not None else 0
         bucket, removed = self._log.stored, self._log.state.removed
@@ -80,7 +80,7 @@ class DelayedMessages:
                 size = len(record.body) + len(record.headers)
                 self._count(record.sequence, number := int(texts[headers.TO]), size, _user(texts))
                 if number not in self._host.numbers:
-                    removed.setdefault(number, _user(texts))  # as older logs do not say whose it was
+                    removed.setdefault(number, _user(texts))  # older logs do not have the stream's owner
                 if headers.NEXT in texts:
                     self.schedules.load(record.sequence, texts)
                 else:
@@ -88,8 +88,8 @@ class DelayedMessages:
 
     @property
     def floor(self) -> int:
-        """The lowest sequence that one may have; 0 where there is none."""
-        return next(iter(self._streams), 0) if self._known else 1  # they come in ascending order
+        """The lowest sequence of a delayed message; 0: there are none. 1 while they are not all known."""
+        return next(iter(self._streams), 0) if self._known else 1  # the keys are in ascending order
 
     def put(
         self,
@@ -100,10 +100,10 @@ class DelayedMessages:
         changes: Sequence[Change] = (),
         acks: Sequence[AckSteps] = (),
     ) -> int:
-        """Keep a message until then, and record those changes and steps with it; returns the sequence it has here. That
-        of a schedule, which has `next`, is published by it. Raises OverLimit, OverQuota, TooLong, StreamFull."""
+        """Append a delayed message, due at engine time `due_ns`, with these changes and steps. Returns its sequence. A
+        message with the header `next` is published by Schedules. Raises OverLimit, OverQuota, TooLong, StreamFull."""
         self._shares.check(user := _user(texts))
-        overdue = min(len(self.overdue.get(stream.number, ())), self._counts[stream.number])  # not those dropped since
+        overdue = min(len(self.overdue.get(stream.number, ())), self._counts[stream.number])  # dropped ones still wait
         if overdue >= max(limits.HELD // 2, 1):
             raise errors.OverLimit(
                 f"stream {stream.name!r}: too many delayed messages wait for room (expected at most {limits.HELD // 2})"
@@ -125,13 +125,14 @@ class DelayedMessages:
         return sequence
 
     def due_at(self, at_ns: int, due_ns: int) -> int:
-        """When messages for that wall time are due, which is engine time `due_ns` as the clocks were read now. They are
-        read one after the other: what was written first is due no later than what follows."""
+        """Return the engine time at which messages for the wall time `at_ns` are due. `due_ns`: that time by the clocks
+        as read now. The two clocks are not read at one moment, so without this a later message of the same `at` could
+        be due before an earlier one."""
         if len(self._at) > 2 * len(self._streams) + _SPARE:
             now = self._host.clock.engine_ns()
             self._at = {at: due for at, due in self._at.items() if due > now}
             if len(self._at) > len(self._streams) + _SPARE:
-                self._at.clear()  # most were dropped before their time
+                self._at.clear()  # most messages were dropped before they were due
         known = self._at.get(at_ns, 0)
         if due_ns < known < due_ns + _APART_NS:
             due_ns = known
@@ -139,7 +140,8 @@ class DelayedMessages:
         return due_ns
 
     def end_reads(self, sequence: int) -> None:
-        """End the reads that end at a message which was appended here: no delivery does."""
+        """End the reads with an `until` at a delayed message that was appended: it is not delivered, so no delivery
+        ends them."""
         ends = self._host.publisher.consumers.read_ends
         if self._log.shown is None:
             ends.end_reads()
@@ -158,19 +160,20 @@ class DelayedMessages:
         self._alarm.at(due_ns)
 
     def replaced(self, sequence: int, new: int) -> None:
-        """One was published, and another of the same stream and size, about, waits from now on: that was recorded."""
+        """Count the message `new` in place of `sequence`, which was published. It has the same stream and about the
+        same size. The log has both."""
         self._count(new, self._streams[sequence], *self._sizes[sequence])
         self._forget(sequence)
 
     def bytes_of(self, stream: int) -> int:
-        """What a quota of its owner is charged for those."""
+        """Return the bytes that the owner's quota is charged for the delayed messages of a stream."""
         return self._bytes[stream]
 
     def targets(self, stream: Stream, sequence: int) -> bool:
         return self._streams.get(sequence) == stream.number
 
     def retry(self) -> None:
-        """Something may have made room for what is due."""
+        """Set the alarm to retry due messages and schedules, as there may be room for them."""
         now = self._host.clock.engine_ns()
         if self.overdue:
             self._next_round_ns = min(self._next_round_ns, max(self._round_ns + ROUND_NS, now))
@@ -178,7 +181,7 @@ class DelayedMessages:
         self.schedules.retry(now)
 
     def _append_due(self, now_ns: int) -> None:
-        """Append what is due; after a slice the rest later. Messages without room wait in order, by stream."""
+        """Append the messages that are due, for at most SLICE_S at once. Those without room wait, by stream."""
         clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         for number in self._due_streams(now_ns, until):
@@ -195,7 +198,7 @@ class DelayedMessages:
             self._alarm.at(self._next_round_ns)
 
     def _due_streams(self, now_ns: int, until: int) -> Iterator[int]:
-        """The streams to which something is to be appended: as it becomes due, and in rounds those without room."""
+        """Yield the streams with messages to append: those with a newly due one, then a round of those without room."""
         while self._due and self._due[0][0] <= now_ns:
             _, sequence = heapq.heappop(self._due)
             number = self._streams.get(sequence)
@@ -215,7 +218,7 @@ class DelayedMessages:
                 yield number
 
     def _append_to(self, number: int, until: int) -> bool:
-        """Append what is overdue for a stream, as far as there is room. False: the disk does not take it."""
+        """Append the overdue messages of a stream as far as there is room. False: the disk refused one."""
         line = self.overdue[number]
         while line:
             try:
@@ -231,17 +234,18 @@ class DelayedMessages:
                 return True
         del self.overdue[number]
         self._tried.pop(number, None)
-        self._host.unblock()  # writes that came later
+        self._host.unblock()  # blocked writes come after due messages
         return True
 
     def _release(self, sequence: int) -> bool:
-        """False: there is no room for it. Raises MqfsError and OSError where the disk does not take it."""
+        """Append a due message to its stream, or drop it if it is damaged, too large, or its stream was removed.
+        False: there is no room for it. Raises MqfsError and OSError if the disk refuses it."""
         number = self._streams[sequence]
         stream, publisher = self._host.numbers.get(number), self._host.publisher
         tried, size, head = self._tried.get(number, (0, 0, b""))
         message = self._message(sequence) if tried != sequence else None
         if stream is None or (message is None and tried != sequence):
-            self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
+            self.drop([sequence])  # its stream was removed, or it is damaged, which was reported
             return True
         if message is not None:
             size, head = len(message.body), message.headers
@@ -261,7 +265,7 @@ class DelayedMessages:
         return True
 
     def _message(self, sequence: int) -> Draft | None:
-        """As it is appended to its stream; None: it is damaged."""
+        """Return a delayed message as it is appended to its stream; None: it is damaged."""
         record = self.record(sequence)
         if record is None:
             return None
@@ -272,38 +276,38 @@ class DelayedMessages:
         return Draft(Kind.MESSAGE, number, record.body, headers.encode(texts))
 
     def _admit(self, stream: Stream, sequence: int, size: int, head: bytes) -> Admission:
-        """Whether there is room for a body of `size` bytes: it need not be read to learn that."""
+        """Return the verdict on a due message with a body of `size` bytes, which need not be read for that."""
         message = Draft(Kind.MESSAGE, stream.number, bytes(size), head)
         try:
             return self._host.publisher.admit_due(stream, request_of(message), charged=True)
         except errors.StreamFull:
             return Admission.WAIT
-        except errors.TooLong as error:  # `depth` is another one by now
+        except errors.TooLong as error:  # `depth` was changed since
             user = User(_user(headers.decode(head)), 0)
             self._host.refuse(user, stream.name, f"delayed message {sequence} dropped: {error}")
             return Admission.DISCARD
 
     def sequences(self, streams: Container[int]) -> Iterator[list[tuple[int, int]]]:
-        """Those for these streams that wait now, oldest first, each with its stream: a list of each LOOKED_AT of all,
-        so that others may be served between two, however many wait for other streams."""
+        """Yield the (sequence, stream) of the present delayed messages of these streams, oldest first: a list for each
+        LOOKED_AT of all delayed messages, so that requests can be served between two lists."""
         waiting = list(self._streams)
         for at in range(0, len(waiting), LOOKED_AT):
             found = ((sequence, self._streams.get(sequence, 0)) for sequence in waiting[at : at + LOOKED_AT])
             yield [row for row in found if row[1] in streams]
 
     def record(self, sequence: int) -> Record | None:
-        """None: it is damaged, or is not delayed any more."""
+        """Return the record of a delayed message; None: it is damaged, or no delayed message."""
         record = record_at(self._log.stored.reader, sequence)
         return record if record is not None and record.stream == PUT else None
 
     def drop(self, sequences: list[int]) -> None:
-        """Drop these."""
+        """Drop delayed messages."""
         if sequences:
             self._log.acknowledge_all(self.drop_steps(sequences))
             self.dropped(sequences)
 
     def drop_steps(self, sequences: list[int]) -> list[AckSteps]:
-        """The steps that drop these."""
+        """Return the steps that drop these delayed messages."""
         own = self._log.state.nameless(PUT) if sequences else None
         if own is None:
             return []
@@ -311,7 +315,7 @@ class DelayedMessages:
         return [(own, step(ACK, (before(sequence, PUT) or 0) + 1, sequence)) for sequence in sequences]
 
     def dropped(self, sequences: list[int]) -> None:
-        """That was recorded."""
+        """Forget delayed messages whose drop the log has."""
         for sequence in sequences:
             if sequence in self._streams:
                 self._forget(sequence)
@@ -329,5 +333,5 @@ class DelayedMessages:
 
 
 def _user(texts: Mapping[str, str]) -> int:
-    """Who put a message with these headers."""
+    """Return the user who wrote a message with these headers."""
     return int(texts.get(headers.SENDER, "0"))

@@ -1,10 +1,9 @@
 """Quotas of the bytes that a user keeps: in its streams, whoever writes to them, and in its parts of transactions.
 
-Charged is what the store keeps of a message: body, headers, and KEPT_MESSAGE_BYTES. What a stream keeps changes at many
-places, so it is not followed there: a write is charged when it is admitted, and what went meanwhile is seen when the
-stream is looked at again, in portions: each second, and before a write is refused. Bodies and messages are then what
-the stream counts. Headers are counted nowhere else; they are remembered by stretches of the log, and a stretch is
-charged until the stream keeps nothing of it:
+A message is charged with its body, its headers, and KEPT_MESSAGE_BYTES. A write is charged when it is admitted. Removal
+has many causes, so it is not followed: streams are measured again, in portions, each second and before a write is
+refused. Then the count of bodies and messages is the stream's own. Headers are counted only here, by stretches of the
+log; a stretch is charged until the stream retains no message of it:
 
     stretches   (end 400: 9,000) (end 900: 0) (end 1200: 700)
     floor       550: the first is forgotten, the second and third are charged
@@ -25,32 +24,32 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-PORTION = 256  # streams looked at in a row: about a millisecond
-_TICK = 8 * PORTION  # of all owners in a second; with more each waits for its turn
-STRETCHES = 64  # of one stream; more are joined
+PORTION = 256  # streams measured in a row: about a millisecond
+_TICK = 8 * PORTION  # streams of all owners measured in a second; the owners take turns
+STRETCHES = 64  # stretches of one stream; above it neighbours are joined
 
 
 def stored(messages: int, size: int) -> int:
-    """The charge for that number of messages, with that size of bodies and headers."""
+    """Return the charge for messages with `size` bytes of bodies and headers."""
     return size + messages * limits.KEPT_MESSAGE_BYTES
 
 
 class HeaderBytes:
-    """The headers that a stream keeps, by stretches of the log."""
+    """The bytes of the headers that a stream retains, by stretches of the log."""
 
     def __init__(self) -> None:
-        self._stretches: deque[tuple[int, int]] = deque()  # where each ends, and its bytes
-        self._counted = 0  # the messages below are in the stretches
+        self._stretches: deque[tuple[int, int]] = deque()  # the end of each, and its bytes
+        self._counted = 0  # messages below this sequence are in the stretches
 
     def look(self, stream: Stream) -> int:
-        """Their bytes, as of now."""
+        """Return the bytes of the stream's headers now, after counting the new messages."""
         kept, log = stream.kept, stream.kept.log
         floor, end = kept.state.floor, log.end.next
         while self._stretches and self._stretches[0][0] <= floor:
             self._stretches.popleft()
         at = max(self._counted, floor)
         step = end - at
-        if not self._counted:  # what was kept before a start; most streams have no headers at all
+        if not self._counted:  # messages from before the start; most streams have no headers at all
             if log.metrics.header_bytes(stream.number, at, end):
                 step = step // min(STRETCHES, kept.count) + 1
             else:
@@ -65,7 +64,7 @@ class HeaderBytes:
         return sum(size for _, size in self._stretches)
 
     def _join(self) -> None:
-        """Every two neighbours become one stretch."""
+        """Join every two neighbouring stretches."""
         rows = list(self._stretches)
         pairs = [rows[n : n + 2] for n in range(0, len(rows), 2)]
         self._stretches = deque((pair[-1][0], sum(size for _, size in pair)) for pair in pairs)
@@ -76,27 +75,27 @@ class KeptBytes:
 
     def __init__(self) -> None:
         self.total = 0
-        self._sizes: dict[Stream, int] = {}  # as last looked at, and written since; the one looked at last stands last
-        self._removed: dict[tuple[Group, int], int] = {}  # of streams that were removed, in that order, too
+        self._sizes: dict[Stream, int] = {}  # bytes as last measured plus writes since; the last measured at the end
+        self._removed: dict[tuple[Group, int], int] = {}  # bytes of removed streams, in the same order
         self._headers: dict[Stream, HeaderBytes] = {}
 
     def charge(self, stream: Stream, size: int) -> None:
-        """The stream keeps that much more."""
+        """Charge `size` more bytes for a stream."""
         self._sizes[stream] = self._sizes.get(stream, 0) + size
         self.total += size
 
     def charge_removed(self, group: Group, number: int) -> None:
-        """A stream was removed: its delayed messages are kept until they are due."""
+        """Charge the delayed messages of a removed stream, which are kept until they are due."""
         self.total -= self._removed.pop((group, number), 0)
         if not group.removed and (size := group.held.bytes_of(number)):
             self._removed[group, number] = size
             self.total += size
 
     def measure(self, stream: Stream) -> None:
-        """Charge what a stream keeps now."""
+        """Measure a stream that is not charged yet, and charge its bytes."""
         stream.kept.update_low_watermark()
         if count := stream.kept.count:
-            # Above the floor are acked messages, too: a few that are kept charge no more than they can have.
+            # Stretches also cover acked messages above the floor. So retained ones are charged at most their maximum.
             size = min(self._headers.setdefault(stream, HeaderBytes()).look(stream), count * limits.HEADER_BYTES)
             size += stream.kept.size
         else:
@@ -105,7 +104,7 @@ class KeptBytes:
         self.charge(stream, stored(stream.kept.count, size) + stream.group.held.bytes_of(stream.number))
 
     def look(self, owner: int, first: Iterable[Stream] = ()) -> int:
-        """Look at the next streams, before them at `first`. Returns how many."""
+        """Measure the streams in `first`, then the PORTION not measured for the longest time. Returns how many."""
         streams = [stream for stream in first if stream in self._sizes]
         streams += islice(self._sizes, PORTION)
         for stream in dict.fromkeys(streams):
@@ -128,15 +127,15 @@ class KeptQuotas:
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
         self.owners: dict[int, KeptBytes] = {}
-        self._turn: list[int] = []  # owners that are still to be looked at
+        self._turn: list[int] = []  # owners whose streams are still to be measured
 
     def total_of(self, owner: int) -> int:
-        """About what a user keeps."""
+        """Return the bytes charged to a user, about what it keeps."""
         kept = self.owners.get(owner)
         return kept.total if kept is not None else 0
 
     def begin(self, group: Group) -> None:
-        """Look at all streams of a group, once."""
+        """Measure all streams of a group, once at its start."""
         for stream in group.streams.values():
             if self._is_bound(stream.state.uid):
                 self.owners.setdefault(stream.state.uid, KeptBytes()).measure(stream)
@@ -149,13 +148,13 @@ class KeptQuotas:
         return quota is not None and bool(quota.kept)
 
     def require(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
-        """Check that the owners may keep a write, its bytes by stream, and of each owner those of all streams together.
-        Raises OverQuota."""
+        """Check that the owners may keep a write. `sizes`: its bytes by stream; `of_all`: bytes that belong to all its
+        streams together, checked for each owner in full. Raises OverQuota."""
         for owner, mine in _by_owner(sizes, of_all).items():
             self._check(owner, sum(mine.values()), mine)
 
     def charge(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
-        """Charge a write that was checked."""
+        """Charge a write after `require` with the same arguments."""
         for owner, mine in _by_owner(sizes, of_all).items():
             for stream, size in mine.items():
                 if owner in self.owners:
@@ -167,7 +166,7 @@ class KeptQuotas:
         self.restage(owner, size)
 
     def restage(self, owner: int, size: int) -> None:
-        """Charge them, below 0 give them back, whatever the bound is."""
+        """Charge bytes of a part without a check; below 0: release them."""
         if owner in self.owners:
             self.owners[owner].total += size
 
@@ -183,7 +182,7 @@ class KeptQuotas:
             raise OverQuota(f"{what} (expected at most {quota.kept})")
 
     def tick(self) -> None:
-        """Once a second."""
+        """Measure the next streams. Called once a second."""
         self._turn, looked = self._turn or list(self.owners), 0
         while self._turn and looked < _TICK:
             owner = self._turn.pop()

@@ -1,7 +1,7 @@
-"""The way of a write: admission, the append, the count, delivery, and the sync that the writer waits for.
+"""The path of a write: admission, the append, the count, delivery, and the sync that the writer waits for.
 
-Messages that other processes published to a group's ring are appended by mqfs/ring/server/ring_log.py. Here they are
-counted, bounded by `depth` and delivered in their order; without a waiting reader all of them at once.
+mqfs/ring/server/ring_log.py appends the messages that other processes published to a group's ring. This module counts
+them, applies `depth` and delivers them in order; without a waiting reader they are only counted, all at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
-RECORD_BYTES = 40  # of a message in the log, beside its body
+RECORD_BYTES = 40  # bytes of a message in the log, without its body
 
 
 class Publisher:
@@ -42,8 +42,8 @@ class Publisher:
         self.blocked = BlockedWriters(host)
 
     def write_plain(self, stream: Stream, body: bytes, writer: OpenFile) -> Step[int]:
-        """As `write`, of one message without headers; `writer` is that of its request. A straight line where
-        nothing bounds the stream and no reader waits: every message pays for every call here."""
+        """Write one message without headers, as `write` does; `writer`: as in WriteRequest. The code is inlined for
+        the case without bounds and waiting readers, as every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded or self.kept_quotas
         if bounded or log.shown is not None or stream.removed or log.end.failed is not None:
@@ -69,16 +69,16 @@ class Publisher:
         return log.after_data_sync(size)
 
     def write(self, stream: Stream, request: WriteRequest) -> Step[int]:
-        """Append messages as one batch, or do with them what `full` says. The step comes to `request.total`.
+        """Append messages as one batch, or treat them as `full` says. The step resolves to `request.total`.
 
-        A Wait that is cancelled before there was room has appended nothing, and `request.undo` is called; afterwards
-        it cannot be cancelled. Raises NotFound, ReadOnly, DiskFailed, StreamFull, TooLong, OverQuota.
+        A Wait that is cancelled while it waits for room appends nothing and calls `request.undo`; later it cannot be
+        cancelled. Raises NotFound, ReadOnly, DiskFailed, StreamFull, TooLong, OverQuota.
         """
         if stream.removed:
             raise errors.NotFound(f"stream {stream.name!r}: removed")
         self.log.require_writable(messages=True)
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
-            return request.total  # an EOF marker is for all readers: here is none who could get it
+            return request.total  # an EOF marker is for readers of every message; `deliver one` has none
         verdict = self.admit_in_quota(stream, request)
         if verdict is Admission.WAIT:
             return self.blocked.park(stream, request)
@@ -90,10 +90,10 @@ class Publisher:
         return request.id is not None and self.ids.find_duplicate(request.id) > 0
 
     def admit_in_quota(self, stream: Stream, request: WriteRequest) -> Admission:
-        """As `admit`, within what the stream's owner may keep. It is charged when it is admitted: one that waits is
-        checked again then."""
+        """Admit a write within the quota of the stream's owner. The quota is charged when the write is admitted; one
+        that waits is checked again then. Raises what `admit` raises, and OverQuota."""
         quotas = self.kept_quotas
-        if quotas is None or request.unit is not None or self._is_duplicate(request):  # which needs no room
+        if quotas is None or request.unit is not None or self._is_duplicate(request):  # a duplicate needs no room
             return self.admit(stream, request)
         messages, heads = len(request.bodies), len(request.bodies) * len(request.headers)
         sizes = {stream: stored(messages, request.size + heads)}
@@ -104,8 +104,8 @@ class Publisher:
         return verdict
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
-        """What `depth`, the bounds of consumers and that of the log say of a write. Raises what refuses it;
-        then nothing was cut for it."""
+        """Return the verdict of `depth`, the bounds of consumers and the log's bound on a write. Raises StreamFull and
+        the other refusals; then no message was evicted for it."""
         if request.unit is not None:
             return request.unit.admit()
         if self._is_duplicate(request):
@@ -120,7 +120,7 @@ class Publisher:
             self.retention.reserve_room(need)
             return verdict
         if stream.blocked:
-            return Admission.WAIT  # others came first
+            return Admission.WAIT  # earlier writers wait already
         heads = (request.headers,)
         if settings.depth is not NO_DEPTH and not admission.has_room(stream, messages, request.size, heads):
             verdict = admission.when_full(settings, self.counts, messages, partial(admission.depth_reached, stream))
@@ -133,8 +133,8 @@ class Publisher:
         return verdict
 
     def admit_due(self, stream: Stream, request: WriteRequest, *, charged: bool) -> Admission:
-        """As `admit_in_quota`, of a message that was accepted before, to come now: it stands before the writes that
-        wait. `charged`: the owner's quota has it already."""
+        """Admit a due message that was accepted before, ahead of the blocked writers. `charged`: the owner's quota
+        includes it already."""
         writers, stream.blocked = stream.blocked, OrderedDict()
         try:
             return self.admit(stream, request) if charged else self.admit_in_quota(stream, request)
@@ -142,19 +142,19 @@ class Publisher:
             stream.blocked = writers
 
     def has_room(self, totals: Mapping[Stream, int], size: int) -> bool:
-        """Whether a batch would be appended now; not with `full drop-old`, which cuts for it, nor with a `depth`.
-        `totals`: its messages by stream; `size`: its bytes in the log. Raises StreamFull."""
+        """Whether a batch would be appended now, without regard to `depth`. Not for `full drop-old`, where the log
+        would be cut. `totals`: its messages by stream; `size`: its bytes in the log. Raises StreamFull."""
         if any(stream.blocked for stream in totals):
             return False
         if self.consumers.bounded and admission.lacking_backlog(self.log.settings, totals) is not None:
             return False
         is_found = self.retention.take_room(size)
-        self.retention.room += size  # it was only asked
+        self.retention.room += size  # give it back: this is only a query
         return is_found
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
-        """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish
-        before the append, ends first."""
+        """Check the newest message of streams: `expected` are their sequences. The group's ring is retired first, as
+        others could publish to it before the append. Raises Conflict, and DiskFull if the ring cannot be retired."""
         if expected and (ring := self._host.ring) is not None:
             ring.retire("a conditional append")
             if self._host.ring is not None:
@@ -164,8 +164,8 @@ class Publisher:
                 raise errors.Conflict(f"expect: newest message {newest} of {stream.name!r} (expected {sequence})")
 
     def append_admitted(self, stream: Stream, request: WriteRequest, verdict: Admission) -> Step[int]:
-        """Append and deliver; the step comes to `request.total` when the group's `sync` is kept. `verdict`: APPEND, or
-        CUT, which comes after the append: what the disk refuses takes nothing away."""
+        """Append and deliver. The step resolves to `request.total` when `sync` is satisfied. `verdict`: APPEND or CUT.
+        The cut follows the append, so a write that the disk refuses evicts no message."""
         if request.unit is not None:
             return request.unit.append()
         if request.id is not None and (known := self.ids.find_duplicate(request.id)):
@@ -177,7 +177,7 @@ class Publisher:
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
         if self.log.settings.depth is not NO_DEPTH:
-            # A reader that waited may have had some of several messages by now, which are no loss.
+            # A waiting reader may have had some of several messages meanwhile: these would be no loss.
             is_counted = verdict is Admission.CUT and len(request.bodies) == 1
             self.retention.bound_depth(stream, is_counted=is_counted)
         return self.log.after_data_sync(request.total)
@@ -187,7 +187,7 @@ class Publisher:
         is_stored = log.must_retain or log.shown is not None or host.ring is not None or host.past_rings
         if not is_stored and self.fanout.all_wait(stream):
             sequence = log.skip()
-            stream.kept.trimmed_count += 1  # had by its readers, as what they count
+            stream.kept.trimmed_count += 1  # all readers have had it
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
             if log.shown is None:
@@ -201,7 +201,7 @@ class Publisher:
             self.hold(sequence, {stream: (1, len(body))}, partial(self._show_one, stream, record))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
-        """Messages, and with those of a `.put` that its id is known."""
+        """Append messages with headers, or several, and with them the id of a `.put`."""
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
         changes = []
         if request.id is not None:
@@ -213,21 +213,21 @@ class Publisher:
         self.deliver_all(stream, first, drafts, request.size)
 
     def deliver_all(self, stream: Stream, first: int, messages: Sequence[Draft], size: int) -> None:
-        """Count and deliver the batch that was appended last, with `size` bytes of bodies."""
+        """Count and deliver the batch appended last, now or when the copy has it. `size`: bytes of its bodies."""
         if self.log.shown is not None:
             count = len(messages)
             self.hold(first, {stream: (count, size)}, partial(self._show_all, stream, first, count, size))
             return
-        time_ns = self.log.end.last_ns  # of all of them: a claim that one is delivered to writes a record
+        time_ns = self.log.end.last_ns  # read once: a delivery to a claim appends a record with another time
         stream.kept.appended_many(first + len(messages) - 1, len(messages), size)
         for sequence, draft in enumerate(messages, first):
             self.deliver(stream, Record(sequence, time_ns, draft.stream, draft.kind, 0, draft.headers, draft.body))
 
-    # ------------------------------------------------------------ shown later
+    # ------------------------------------------------------------ messages that wait for the copy
 
     def hold(self, first: int, totals: Mapping[Stream, tuple[int, int]], show: Callable[[], None]) -> None:
-        """Call `show` when the copy has the messages that were appended last, the first of which is `first`. Until then
-        they count against `depth` only: `totals` are messages and bytes of each stream."""
+        """Call `show` when the copy has the messages appended last, of which `first` is the first. Until then they
+        count against `depth` only. `totals`: their messages and bytes by stream."""
         host = self._host
         for stream, (messages, size) in totals.items():
             stream.kept.held_count += messages
@@ -257,20 +257,21 @@ class Publisher:
         self.retention.bound_depth(stream)
 
     def appended(self, first: int, count: int) -> Iterator[Record]:
-        """The messages of a batch as the log has them; one that is damaged since is left out."""
+        """Yield the messages of a batch from the log, without damaged ones."""
         for sequence in range(first, first + count):
             if (record := record_at(self.log.stored.reader, sequence)) is not None:
                 yield record._replace(flags=0)
 
     def is_expired(self, record: Record) -> bool:
-        """Whether a message outlived a ttl before it was shown."""
+        """Whether a message expired by a ttl before it was shown."""
         if self.retention.expiry.is_expired(record):
             return True
         ranked = bool(record.headers) and self._host.ranks.note(record) is not None
         return ranked and self.retention.is_expired(record)
 
     def deliver(self, stream: Stream, record: Record, *, is_expired: bool = False) -> None:
-        """Count it, and serve all who wait before the writer is answered."""
+        """Count a message, and serve all waiting reads before its writer is answered. An expired one is only
+        counted."""
         if record.kind == MESSAGE:
             counts = self.counts
             stream.kept.mtime_ns = record.time_ns
@@ -286,14 +287,14 @@ class Publisher:
 
 
 class BlockedWriters:
-    """The writers of a group that wait for room (`full block`); those of a stream are in `stream.blocked`, in order."""
+    """The writers of a group that wait for room (`full block`). `stream.blocked` has those of a stream, in order."""
 
     def __init__(self, host: Group) -> None:
         self._host = host
-        self.streams: set[Stream] = set()  # on which writers wait
+        self.streams: set[Stream] = set()  # streams with blocked writers
 
     def park(self, stream: Stream, request: WriteRequest) -> Wait[int]:
-        """It waits for room there. Where it is cancelled before there was, nothing of it was appended. Raises
+        """Block a request until its stream has room. A Wait that is cancelled before that appends nothing. Raises
         OverLimit."""
 
         request.hold()
@@ -307,7 +308,7 @@ class BlockedWriters:
             if request.undo is not None:
                 request.undo()
             if first:
-                self._host.unblock()  # it stood before others for whom there may be room
+                self._host.unblock()  # it was the first, and there may be room for those behind it
             return True
 
         wait: Wait[int] = Wait(cancel)
@@ -316,13 +317,13 @@ class BlockedWriters:
         return wait
 
     def of_batches(self) -> set[Stream]:
-        """The streams that a waiting batch is for, empty ones too."""
+        """Return the streams of all waiting batches, also those with messages for them only."""
         requests = [request for stream in self.streams for request in stream.blocked.values()]
         return {stream for request in requests if request.unit is not None for stream in request.unit.tallies}
 
     def retry(self, due: Container[int]) -> None:
-        """Something may have made room: append what is admitted by now. `due`: numbers of streams in which something
-        else comes first."""
+        """Append the blocked writes that are admitted now, as there may be room. `due`: numbers of streams in which
+        due messages come first."""
         if not self.streams:
             return
         for stream in sorted(self.streams, key=lambda stream: stream.number):
@@ -335,7 +336,7 @@ class BlockedWriters:
         blocked = stream.blocked
         while blocked:
             wait, request = blocked.popitem(last=False)
-            rest, stream.blocked = blocked, OrderedDict()  # so that this one does not have to stand after the others
+            rest, stream.blocked = blocked, OrderedDict()  # admission would have it wait behind the others
             try:
                 step = self._try(stream, request)
             except Exception as error:
@@ -348,7 +349,7 @@ class BlockedWriters:
                     rest[wait], stream.blocked = request, rest
                     rest.move_to_end(wait, last=False)
                     return
-                stream.blocked = blocked = rest  # there is room here: it waits where there is none
+                stream.blocked = blocked = rest  # a batch waits on the stream without room
                 place.blocked[wait] = request
                 self.streams.add(place)
                 continue
@@ -358,7 +359,7 @@ class BlockedWriters:
         stream.pollers.wake()
 
     def _try(self, stream: Stream, request: WriteRequest) -> Step[int] | None:
-        """None: there is no room yet."""
+        """Append a blocked write, or discard it as `full` says. None: there is no room yet."""
         publisher = self._host.publisher
         admission = publisher.admit_in_quota(stream, request)
         if admission is Admission.WAIT:
@@ -369,13 +370,13 @@ class BlockedWriters:
 
 
 def refuse_all(stream: Stream, error: errors.MqfsError) -> None:
-    """Refuse the writers of a stream that is removed, or whose server stops."""
+    """Fail the blocked writers of a stream that is removed, or whose server stops."""
     for wait in list(stream.blocked):
         _refuse(wait, stream.blocked.pop(wait), error)
 
 
 def _place(stream: Stream, request: WriteRequest) -> Stream | None:
-    """The stream on which a request waits: a batch waits where it lacks room."""
+    """Return the stream on which a request waits: for a batch the first without room."""
     return stream if request.unit is None else request.unit.lacking
 
 
@@ -391,11 +392,12 @@ def _refuse(wait: Wait[int], request: WriteRequest, error: Exception) -> None:
 # ------------------------------------------------------------ messages of a ring
 
 
-_ASKED_AGAIN = 64  # messages, whether any reader waits still
+_ASKED_AGAIN = 64  # messages between two checks whether any reader still waits
 
 
 def ingest(group: Group, data: Buffer, base: int, rows: RecordColumns) -> None:
-    """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
+    """Count and deliver plain messages that were just appended. `data` has their records; its first byte is at position
+    `base` of the log."""
     numbers = group.numbers  # without those that were removed since they were written to
     found = [(numbers[row.place], row) for row in tally(rows) if row.place in numbers]
     for stream, (_, messages, size, last) in found:
@@ -415,7 +417,7 @@ def ingest(group: Group, data: Buffer, base: int, rows: RecordColumns) -> None:
 
 
 def count_unstored(group: Group, rows: RecordColumns) -> None:
-    """Count plain messages that no reader is present for: they are not stored."""
+    """Count plain messages without a present reader: they are not stored."""
     for number, messages, size, _ in tally(rows):
         stream = group.numbers.get(number)
         if stream is not None:
@@ -426,8 +428,8 @@ def count_unstored(group: Group, rows: RecordColumns) -> None:
 
 
 def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: RecordColumns) -> None:
-    """Deliver those of these streams one by one. A served reader has left the wait list, and cannot rejoin before this
-    returns."""
+    """Deliver messages one by one while readers of `streams` wait. A served reader has left the wait list, and cannot
+    rejoin before this returns."""
     for n, number in enumerate(rows.streams):
         if not n % _ASKED_AGAIN and not group.publisher.fanout.is_awaited(streams):
             break
@@ -442,6 +444,6 @@ def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows:
 
 
 def has_live_readers(group: Group, rows: RecordColumns) -> bool:
-    """Whether a reader of live messages is present on one of their streams, waiting or not."""
+    """Whether a reader of live messages is present on a stream of these records, waiting or not."""
     streams = [stream for row in tally(rows) if (stream := group.numbers.get(row.place)) is not None]
     return bool(group.publisher.fanout.has_live_readers(streams))

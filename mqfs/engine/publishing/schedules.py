@@ -1,20 +1,20 @@
-"""Schedules: delayed messages that come again (`.put` with `every` or `cron`).
+"""Schedules: delayed messages that are published repeatedly (`.put` with `every` or `cron`).
 
-A schedule is a delayed message with the header `every` or `cron`, and has nothing beside it:
+A schedule is a delayed message with the header `every` or `cron`; no other record belongs to it:
 
     put       held 7 {id backup, cron 0 5 * * *, next 05:00}
     05:00     one atomic batch: message 8 {id backup@2026-03-01T05:00:00Z, held 7}  ·  held 9 {..., next 05:00
               tomorrow}  ·  the acknowledgement of held 7
 
-After a crash the log has all of a run or nothing of it, so each run publishes once. Runs that were missed are one: that
-of the first missed time, and then the next one in the future. So are runs for which there was no room: a run that may
-not be written when it is due waits, as a delayed message does. The name of a schedule is the `id` of its message.
+After a crash the log has all of a run or nothing of it, so each run publishes once. Missed runs are published as one,
+that of the first missed time; the next run is in the future. A run without room when it is due waits, as a delayed
+message does, and the runs missed meanwhile are again one. The name of a schedule is the `id` of its message.
 
-`every` is due on the engine's clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is
-counted on from the first run, so that no two runs have the same, whatever the wall clock does.
+`every` is due on the engine clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is computed
+from the first run, so that no two runs have the same time, whatever the wall clock does.
 
-Where the wall clock is set back `cron` looks for its next time again. Up to three hours, as for cron(8), no time comes
-twice. By more the clock was wrong: what ran by it does not keep later runs waiting, a year perhaps.
+When the wall clock is set back, `cron` computes its next time again. Up to three hours, as for cron(8), no time runs
+twice. By more, the clock had been wrong: runs by the wrong clock must not delay later runs, perhaps for a year.
 
     05:00     runs, next is 05:00 tomorrow     set back to 04:10: still tomorrow     to last week: 05:00 of that day
 """
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class NextRun:
-    """The next run of a schedule. `sequence`, `stream`: of the message that waits for it, and where it goes."""
+    """The next run of a schedule. `sequence`: of its delayed message; `stream`: the number of its target."""
 
     name: str
     schedule: Schedule
     sequence: int
     stream: int
-    uid: int  # who put it
+    uid: int  # the user who wrote it
     next_ns: int  # wall time
     due_ns: int  # engine time
     last_ns: int = 0  # wall time of the run before; 0: there was none, or it is not known
-    size: int = -1  # bytes of its body, once it was read to look for room; -1: it was not
-    head: bytes = b""  # and the headers that its message would have
+    size: int = -1  # bytes of its body; -1: not read yet
+    head: bytes = b""  # headers of the message that the run publishes; set with `size`
 
 
 class Schedules:
@@ -65,9 +65,9 @@ class Schedules:
     def __init__(self, host: Group, held: DelayedMessages) -> None:
         self._host, self._held = host, held
         self._runs: dict[str, NextRun] = {}
-        self._names: dict[int, str] = {}  # by the sequence of the message that waits
-        self.waiting: dict[str, int] = {}  # names of those that are due and wait for room: the next try, engine time
-        self._round_ns = 0  # engine time at which it was tried for all of them
+        self._names: dict[int, str] = {}  # by the sequence of the delayed message
+        self.waiting: dict[str, int] = {}  # by name of a due run that waits for room: engine time of the next try
+        self._round_ns = 0  # engine time of the last retry of all waiting runs
         self._alarm = Alarm(host.timers, host, SCHEDULES, "running schedules", self._run_due)
 
     def __iter__(self) -> Iterator[NextRun]:
@@ -81,9 +81,9 @@ class Schedules:
     def put(
         self, user: User, stream: Stream, body: bytes, texts: dict[str, str], schedule: Schedule, wait_ns: int | None
     ) -> tuple[int, bool]:
-        """Make a schedule, or put it in place of the one of its name. `wait_ns`: until the first run of `every`; None:
-        one period. Returns the sequence of the message that waits, and whether the very same did already.
-        Raises OverLimit, NotPermitted."""
+        """Make a schedule, or replace the one of its name. `wait_ns`: time to the first run of `every`; None: one
+        period. Returns the sequence of its delayed message, and whether an identical schedule existed. Raises
+        OverLimit, NotPermitted, and as DelayedMessages.put."""
         name, old = texts[headers.ID], self._runs.get(texts[headers.ID])
         texts = {**texts, **schedule.texts()}
         if old is not None:
@@ -117,7 +117,7 @@ class Schedules:
         return {key: before[key] for key in before.keys() - {headers.TO, headers.DUE, headers.NEXT}} == texts
 
     def load(self, sequence: int, texts: dict[str, str]) -> None:
-        """A message that waits was found in the log."""
+        """Enter a schedule whose delayed message was found in the log."""
         schedule = Schedule(cron=texts.get(headers.CRON, ""))
         if headers.EVERY in texts:
             schedule = Schedule(every=parse_duration(texts[headers.EVERY]))
@@ -130,8 +130,8 @@ class Schedules:
         self._add(run)
 
     def _last_ns(self, name: str, sequence: int) -> int:
-        """When the schedule ran before that message waited for it: its message is the one in front, of the same batch.
-        0: there is none."""
+        """Return the wall time of the run before the delayed message `sequence`; 0: not known. That run's message is
+        the one before it in the log, from the same batch."""
         record = record_at(self._host.log.stored.reader, sequence - 1)
         if record is None:
             return 0
@@ -144,8 +144,8 @@ class Schedules:
         self._alarm.at(run.due_ns)
 
     def removed(self, sequence: int) -> None:
-        """A delayed message waits no more: it may be that of a schedule, which then ends, unless it has another one by
-        now."""
+        """Remove the schedule of a delayed message that was published or dropped, if it has one and no newer message
+        replaced it."""
         name = self._names.pop(sequence, None)
         if name is not None and self._runs[name].sequence == sequence:
             del self._runs[name]
@@ -154,13 +154,14 @@ class Schedules:
     # ------------------------------------------------------------ run
 
     def on_clock_step(self) -> None:
-        """The wall clock was set: what is due by it is due at another engine time."""
+        """Compute the engine times of `cron` runs again after a step of the wall clock."""
         for run in self._runs.values():
             if self._wait_by_wall(run):
                 self._alarm.at(run.due_ns)
 
     def _wait_by_wall(self, run: NextRun) -> bool:
-        """Compute the engine time of `cron` from its wall time, which is another where the clock was set back."""
+        """Compute the engine time of a `cron` run, and an earlier wall time if the clock was set back. Whether the run
+        is of `cron`."""
         clock = self._host.clock
         if run.schedule.cron:
             wall = clock.wall_ns()
@@ -170,14 +171,14 @@ class Schedules:
         return bool(run.schedule.cron)
 
     def retry(self, now_ns: int) -> None:
-        """Something may have made room for what is due."""
+        """Retry all waiting runs at once, as there may be room; at most every ROUND_NS."""
         if self.waiting and now_ns >= self._round_ns + ROUND_NS:
             self._round_ns = now_ns
             self.waiting = dict.fromkeys(self.waiting, now_ns)
             self._alarm.at(now_ns)
 
     def _run_due(self, now_ns: int) -> None:
-        """Run what is due, in order; after a slice the rest later."""
+        """Publish the runs that are due, in order, for at most SLICE_S at once."""
         clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         for run in sorted(self._runs.values(), key=lambda run: (self._next_try_ns(run), run.sequence)):
@@ -185,7 +186,7 @@ class Schedules:
                 break
             if self._wait_by_wall(run) and run.next_ns > clock.wall_ns():
                 self.waiting.pop(run.name, None)
-                continue  # the wall clock was set back; `due_ns` is later than `now_ns` always, as it was set just now
+                continue  # the wall clock was set back; the new `due_ns` is later than `now_ns`
             if not self._publish(run):
                 self._alarm.at(now_ns + AGAIN_NS)
                 return
@@ -196,11 +197,11 @@ class Schedules:
         return self.waiting.get(run.name, run.due_ns)
 
     def _publish(self, run: NextRun) -> bool:
-        """One run, unless it waits for room. False: the disk does not take it; it is tried again."""
+        """Publish one run, or leave it waiting for room. False: the disk refused it, so it has to be retried."""
         host, held = self._host, self._held
         publisher, stream = host.publisher, host.numbers.get(run.stream)
         try:
-            record = held.record(run.sequence) if run.size < 0 else None  # it is not read again to look for room
+            record = held.record(run.sequence) if run.size < 0 else None  # read once only to check for room
             if record is not None:
                 run.size, run.head = len(record.body), _headers(run, record)
             verdict = self._admit(run, stream) if stream is not None and run.size >= 0 else Admission.DISCARD
@@ -208,7 +209,7 @@ class Schedules:
                 return True
             record = record or held.record(run.sequence)
             if record is None or stream is None:
-                held.drop([run.sequence])  # its stream is gone, or it is damaged, which was reported
+                held.drop([run.sequence])  # its stream was removed, or it is damaged, which was reported
                 return True
             following = self._following(run)
             waits = headers.decode(record.headers)
@@ -232,12 +233,13 @@ class Schedules:
         return True
 
     def _admit(self, run: NextRun, stream: Stream) -> Admission:
-        """As Publisher.admit_due, but it waits where a write is refused: one line of `.errors` for each run."""
+        """Admit a run as Publisher.admit_due does, but let it wait where a write is refused. Each waiting run gets one
+        line in `.errors`."""
         user, why = User(run.uid, 0), f"stream {stream.name!r} is full"
         message = Draft(Kind.MESSAGE, stream.number, bytes(run.size), run.head)
         try:
             verdict = self._host.publisher.admit_due(stream, request_of(message), charged=False)
-        except errors.TooLong as error:  # `depth` is another one by now
+        except errors.TooLong as error:  # `depth` was changed since
             self._host.refuse(user, stream.name, f"run of schedule {run.name!r} dropped: {error}")
             return Admission.DISCARD
         except (errors.StreamFull, errors.OverQuota) as error:
@@ -249,7 +251,7 @@ class Schedules:
         return verdict
 
     def _following(self, run: NextRun) -> NextRun:
-        """The run after this one, which is in the future."""
+        """Return the next run of the schedule after this one; it is in the future."""
         clock, schedule = self._host.clock, run.schedule
         run = attrs.evolve(run, size=-1, head=b"")
         if schedule.cron:
@@ -261,21 +263,21 @@ class Schedules:
 
 
 def _headers(run: NextRun, record: Record) -> bytes:
-    """Those of the message of a run. `record`: the one that waits for it."""
+    """Return the headers of the message that a run publishes. `record`: the delayed message of the schedule."""
     texts = {key: text for key, text in headers.decode(record.headers).items() if key not in _OF_SCHEDULES}
     return headers.encode({**texts, headers.ID: f"{run.name}@{shown(run.next_ns)}", headers.HELD: str(run.sequence)})
 
 
 def _not_run_yet(run: NextRun, wall_ns: int) -> int:
-    """The first time of `cron` after that wall time at which it has not run; that which it has where there is none."""
+    """Return the first time of `cron` after that wall time at which it has not run; if none, the present `next_ns`."""
     try:
         next_ns = run.schedule.next_ns(wall_ns)
         if next_ns == run.last_ns or next_ns < run.last_ns <= wall_ns + _NEVER_TWICE_NS:
             next_ns = run.schedule.next_ns(run.last_ns)
-    except errors.BadCommand:  # its zone is not installed any more, say
+    except errors.BadCommand:  # for example, its time zone is no longer installed
         return run.next_ns
     return next_ns
 
 
-_NEVER_TWICE_NS = 3 * 3600 * 10**9  # what the wall clock may be set back by without a time that comes twice
+_NEVER_TWICE_NS = 3 * 3600 * 10**9  # most by which the wall clock may be set back without a time that runs twice
 _OF_SCHEDULES = {headers.TO, headers.DUE, headers.EVERY, headers.CRON, headers.NEXT}

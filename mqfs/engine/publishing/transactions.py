@@ -1,8 +1,8 @@
-"""Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
+"""Transactions: parts that are staged in `.txn`, and the commit that appends some of them as one atomic batch.
 
-A group has its parts and the last commit of each producer. The store keeps the messages of a part until then, as
-blanks (mqfs/records/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive
-the server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
+A group has its parts and the last commit of each producer. Until the commit the store keeps the messages of a part as
+unsequenced records (mqfs/records/batch.py) with indexes of the part's own stream names. They cannot be read, and do
+not survive the server. The commit is a record of the batch that it appends, so a crash leaves both or neither.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Transactions:
         self._alarm = Alarm(host.timers, host, PARTS, "dropping idle parts", self._drop_idle)
 
     def text(self, user: User) -> str:
-        """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
+        """Return the text of `.txn/ctl` for a user: all parts, and the user's producers; for the owner all."""
         every = user.uid in (0, self._log.state.uid)
         known = {uid: mine for uid, mine in self._log.state.producers.items() if every or uid == user.uid}
         last = [(name, commit.number) for mine in known.values() for name, commit in mine.items()]
@@ -65,7 +65,7 @@ class Transactions:
         return part
 
     def drop(self, part: StagedBatch) -> None:
-        """It is committed, or not wanted."""
+        """Remove a part that is committed or no longer needed, with its staged data."""
         del self.parts[part.name]
         part.dropped = True
         self._staging.give(part.attributes.uid, part.staged.size, len(part.ids), charged=not part.committing)
@@ -76,12 +76,12 @@ class Transactions:
             self._host.refuse(User(0, 0), ".txn", f"staged data of part {part.name!r} not removed: {error}")
 
     def spoil(self, part: StagedBatch, user: User, why: str) -> None:
-        """Drop it, as it lacks what a user had written to it: who commits it learns that it is to be staged again."""
+        """Drop a part that lacks data which a user wrote to it: its commit then fails, so it has to be staged again."""
         self.drop(part)
         self._host.refuse(user, ".txn", f"part {part.name!r} dropped: {why}")
 
     def _drop_idle(self, now_ns: int) -> None:
-        """Drop the parts without a write for long."""
+        """Drop the parts that were not written to for TRANSACTION_IDLE_S seconds."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
         for part in list(self.parts.values()):
             if part.committing:
@@ -96,7 +96,7 @@ class Transactions:
                 )
 
     def end(self) -> None:
-        """The group is gone, or the server stops."""
+        """Drop all parts: the group was removed, or the server stops."""
         for part in list(self.parts.values()):
             self.drop(part)
 
@@ -113,14 +113,15 @@ class Transactions:
         return part
 
     def abort(self, user: User, names: Sequence[str]) -> None:
-        """Drop parts: for their owner and the group's. Raises NotFound, NotPermitted, Busy; then none was."""
+        """Drop parts, for their owner or the owner of the group. Raises NotFound, NotPermitted, Busy; then none was
+        dropped."""
         parts = [self._mine(user, name, also=self._log.state.uid) for name in names]
         for part in dict.fromkeys(parts):
             self.drop(part)
 
     def commit(self, user: User, word: str, names: Sequence[str], value: int, writer: OpenFile) -> Step[int]:
-        """Append those parts, in that order, as one unit; or nothing, where that ID was committed before. `writer`:
-        see WriteRequest."""
+        """Append the parts `names`, in that order, as one atomic batch, and drop them. If the ID `word` was committed
+        before, only drop them. `value`: the result of the write. `writer`: see WriteRequest."""
         producer, number = parse_id(word)
         if not names:
             self._require_writer(user)
@@ -140,8 +141,8 @@ class Transactions:
         return known is not None and number <= known.number
 
     def _changes(self, user: User, producer: str, number: int) -> list[Change]:
-        """The changes to append with the batch, as of now; none where that ID was committed while it waited. Raises
-        OverLimit where no more producers are remembered."""
+        """Return the changes to append with the batch; none if the ID was committed while the batch waited. Raises
+        OverLimit if no more producers can be remembered."""
         if self._is_committed(user, producer, number):
             return []
         now = self._host.clock.engine_ns()
@@ -158,19 +159,20 @@ class Transactions:
         return [commit]
 
     def _unused_producers(self, before_ns: int) -> list[tuple[int, str]]:
-        """Those that committed last before that engine time: user and name."""
+        """Return the producers without a commit since that engine time: user and name."""
         users = self._log.state.producers.items()
         return [(uid, name) for uid, mine in users for name, last in mine.items() if last.engine_ns <= before_ns]
 
     def _require_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> None:
-        """One producer more can be remembered, without those. Raises OverLimit."""
+        """Check that one more producer of a user can be remembered, if those in `without` are forgotten. Raises
+        OverLimit."""
         producers = self._log.state.producers
         mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without) + 1
         used = sum(map(len, producers.values())) - len(without) + 1
         require_share("producers that are not forgotten", limits.PRODUCERS, uid, mine, used)
 
     def _require_writer(self, user: User) -> None:
-        """Raises Denied where the user does not own the group and may write to no stream of it."""
+        """Check that the user owns the group or may write to a stream of it. Raises Denied."""
         if user.uid in (0, self._log.state.uid):
             return
         if not any(allowed(user, stream.state, W) for stream in self._host.streams.values()):
@@ -179,7 +181,8 @@ class Transactions:
     def _unit(
         self, user: User, parts: Sequence[StagedBatch], commit: Callable[[], list[Change]], value: int
     ) -> AtomicBatch:
-        """Raises NotFound, Denied, OverLimit, BadCommand. From then on the parts are not to be changed."""
+        """Make the atomic batch of these parts, and freeze them until it is done or undone. Raises NotFound, Denied,
+        OverLimit, BadCommand."""
         tallies: dict[Stream, StreamTotals] = {}
         sources: list[BatchSource] = []
         ids: dict[PutId, int] = {}
@@ -210,11 +213,11 @@ class Transactions:
     def _add_lines(
         self, part: StagedBatch, before: int, sources: list[BatchSource], tallies: dict[Stream, StreamTotals]
     ) -> int:
-        """Add the unfinished lines of a part, how many is returned: they were accepted before the commit, so they are
-        in it. Their files keep them until it is done, and where it is refused."""
+        """Add the unfinished lines of a part, and return their number: they were accepted before the commit, so they
+        belong to it. Their files keep them until it is done, and also if it is refused."""
         lines = [line() for line in part.unfinished.values()]
         size = sum(len(packed.data) for _, packed in lines)
-        self._staging.take(part.attributes.uid, size, 0)  # is there room for them, too?
+        self._staging.take(part.attributes.uid, size, 0)  # checks the limits for them, too
         self._staging.give(part.attributes.uid, size, 0)
         for place, (user, packed) in enumerate(lines, before):
             stream = part.stream(user, packed.fresh[0])
@@ -223,7 +226,8 @@ class Transactions:
         return len(lines)
 
     def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:
-        """A part that is committed is charged in its streams, and not as staged."""
+        """Mark parts as being committed, or not any more, and move their charge: during a commit the streams are
+        charged, not the part."""
         for part in parts:
             if part.committing != committing:
                 part.committing = committing
@@ -238,8 +242,8 @@ class Transactions:
             self.drop(part)
 
     def forget(self, user: User, names: Sequence[str]) -> None:
-        """Remember these producers no more: they will not commit again. They are the user's own; for the owner of the
-        group also another's, where it has none of that name. Raises NotFound, NotPermitted."""
+        """Forget producers of the user. The owner of the group may also forget those of others, if it has none of that
+        name itself. Raises NotFound, NotPermitted."""
         self._log.change(_forget([found for name in names for found in self._to_forget(user, name)]))
 
     def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
@@ -259,7 +263,7 @@ def _forget(producers: Sequence[tuple[int, str]]) -> Change:
 
 
 def parse_id(word: str) -> tuple[str, int]:
-    """PRODUCER and NUMBER. Raises BadCommand."""
+    """Parse PRODUCER.NUMBER. Raises BadCommand."""
     producer, _, digits = word.rpartition(".")
     if not producer or not digits.isascii() or not digits.isdigit() or len(digits) > 19 or int(digits) >= _NUMBERS:
         raise errors.BadCommand(f"commit: invalid ID {word[:40]!r} (expected PRODUCER.NUMBER, such as nightly.7)")
