@@ -1,15 +1,15 @@
-"""What a mount shows: the tree of this process, or that of a server elsewhere (mqfs/remote); and the kernel's numbers.
+"""The tree that a mount shows, of this process or of a remote server (mqfs/remote), and the kernel's numbers.
 
-The calls on names and open files that are not hot, each with a Step, as the second may have to ask. Reads and writes
-are the handles', and handles are the same for both.
+A `Backend` has the calls on names and open files that are not hot. Each returns a Step, as a remote tree may have to
+ask. Reads and writes are calls of the handles, and handles are the same for both.
 
 The kernel's numbers are nodeids (files it knows) and file handles (files it has open). A nodeid lives until the kernel
-forgets it, a file handle until it is released. Numbers are never used twice.
+forgets it, a file handle until it is released. Numbers are never reused.
 
 The kernel excludes other writers of an inode while one write is parked. So each open for writing has a nodeid, and with
-it a kernel inode, of its own: once opened for writing, a nodeid is not given to further lookups. A process that looked
-it up before gets ESTALE; the kernel then repeats the lookup, which gets a nodeid of its own. Readers share: with a new
-nodeid for every lookup, a thousand that open a file at once would each invalidate the kernel's entry for the others. A
+it a kernel inode, of its own: once opened for writing, a nodeid is not returned by further lookups. A process that
+looked it up before gets ESTALE; the kernel then repeats the lookup, which returns a new nodeid. Readers share a nodeid:
+otherwise a thousand readers that open a file at once would each invalidate the kernel's entry for the others. A
 directory always keeps its nodeid, else getcwd would fail.
 
 A file that is a snapshot at its open (`.kept/STREAM`, `.stats`, `ctl` for reading) has a nodeid for each open too, for
@@ -37,8 +37,10 @@ READABLE, WRITABLE = 1, 2
 
 
 class Backend(Protocol):
-    """Nodes have `name`, `qid`, `directory` and `removed`; there is one object of each file. Handles are those of
-    mqfs/store/api.py, listings have the attributes of the engine's. Two: `LocalTree`, and mqfs/remote's `RemoteTree`.
+    """The tree of a mount: `LocalTree`, or the `RemoteTree` of mqfs/remote.
+
+    Nodes have `name`, `qid`, `directory` and `removed`; each file has one node object. Handles are those of
+    mqfs/store/api.py, listings have the attributes of the engine's.
     """
 
     waits: UserLimits
@@ -48,11 +50,11 @@ class Backend(Protocol):
     def root(self) -> Any: ...
 
     def receive(self) -> bool:
-        """Take what a server elsewhere has answered by now; False: nothing."""
+        """Process the answers of a remote server that have arrived. Return False if there were none."""
         ...
 
     def rest(self, device: int) -> bool:
-        """Let another process run before the device is asked again; False: tasks of this one may wait for that."""
+        """Let another process run before the device is read again. Return False if the loop has to wait in trio."""
         ...
 
     def lookup(self, user: User, directory: Any, name: str) -> Step[tuple[Any, Stat]]: ...
@@ -64,22 +66,22 @@ class Backend(Protocol):
     def statfs(self) -> Step[os.statvfs_result]: ...
 
     def is_snapshot(self, node: Any) -> bool:
-        """Whether it is, open for reading, of one moment."""
+        """Whether the file, open for reading, is a snapshot of one moment."""
         ...
 
     def listing(self, user: User, node: Any, account: Hashable) -> Step[Any]:
-        """An open directory. Raises Denied."""
+        """Open a directory and return its listing. Raises Denied."""
         ...
 
     def open(self, user: User, node: Any, flags: int) -> Step[Any]:
-        """A handle, once its file is open."""
+        """Open a file and return its handle."""
         ...
 
     async def create_open(
         self, user: User, group: Any, name: str, mode: int, flags: int, wait: Callable[[Step[Any]], Awaitable[Any]]
     ) -> tuple[Any, Any]:
-        """A stream that is made, or unless `flags` has O_EXCL found, and its handle. `wait`: how it waits for a
-        step."""
+        """Make a stream, or find it unless `flags` has O_EXCL, and open it. Return the node and the handle. `wait`:
+        awaits a step."""
         ...
 
     def create(self, user: User, group: Any, name: str, mode: int) -> Step[Any]: ...
@@ -97,11 +99,11 @@ class Backend(Protocol):
     ) -> Step[None]: ...
 
     def sync(self, node: Any, user: User, handle: Any = None) -> Step[None]:
-        """Everything written to the node's group is on disk. Needs write permission: its writers wait for that."""
+        """Sync everything written to the node's group. Needs write permission, as the group's writers wait for that."""
         ...
 
     def poll(self, handle: Any, events: int, notify: Callable[[], None] | None) -> Step[int]:
-        """Which of READABLE and WRITABLE a handle is. `notify` is called once that may have changed."""
+        """Return which of READABLE and WRITABLE a handle is. `notify` is called once that may have changed."""
         ...
 
 
@@ -147,7 +149,7 @@ class LocalTree:
         made = True
         try:
             node: Any = await wait(self.tree.create(user, group, name, mode))
-        except errors.Exists:  # made by another since the kernel's lookup
+        except errors.Exists:  # made by another process since the kernel's lookup
             node, made = self.tree.walk(user, group, name), False
             if flags & os.O_EXCL or node.directory:
                 raise
@@ -165,21 +167,21 @@ class LocalTree:
 
 
 class LocalLocks:
-    """The engine's locks, with the calls that every mount's `locks` has."""
+    """The engine's locks, with the calls that each `Backend.locks` has."""
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
 
     def conflict(self, handle: Any, key: Key, wanted: Held) -> Step[Held | None]:
-        """A lock that stands in the way of another."""
+        """Return a lock that conflicts with the wanted one, or None."""
         return self._locks.conflict(key, wanted)
 
     def take(self, handle: Any, key: Key, wanted: Held, *, wait: bool) -> Step[object]:
-        """Take a lock; False: another stands in its way. Raises OverLimit."""
+        """Take a lock. The result is False if another lock conflicts. Raises OverLimit."""
         return self._locks.take(key, wanted, wait=wait)
 
     def release(self, handle: Any, key: Key, owner: Hashable, start: int = 0, end: int = END) -> Step[None]:
-        """Release what an owner holds of a range."""
+        """Release an owner's locks in a range."""
         self._locks.release(key, owner, start, end)
         return None
 
@@ -198,9 +200,9 @@ class Inode:
 
     def __init__(self, node: Node) -> None:
         self.node, self.lookups = node, 0
-        self.taken = False  # opened for writing, or as a snapshot
-        self.size: int | None = None  # of the snapshot
-        self.size_known = False  # to the kernel, since the snapshot was opened
+        self.taken = False  # reserved: opened for writing, or as a snapshot
+        self.size: int | None = None  # of the open snapshot
+        self.size_known = False  # whether the kernel was given that size
 
 
 class File:
@@ -214,37 +216,37 @@ class File:
 
 
 class Nodes:
-    """The nodeids the kernel holds."""
+    """The nodeids that the kernel holds."""
 
     def __init__(self, tree: Tree | Backend) -> None:
         self._inodes = {ROOT: Inode(tree.root)}
-        self._current: dict[Node, int] = {tree.root: ROOT}  # what a lookup gets
-        self._retrying: dict[int, None] = {}  # threads that repeat a lookup, the oldest first
-        self.given = ROOT  # the last nodeid
+        self._current: dict[Node, int] = {tree.root: ROOT}  # the nodeid that a lookup returns
+        self._retrying: dict[int, None] = {}  # threads that repeat a lookup, oldest first
+        self.given = ROOT  # the last nodeid assigned
 
     def __len__(self) -> int:
         return len(self._inodes)
 
     def _find(self, nodeid: int) -> Inode:
-        """Raises Stale."""
+        """Return the inode of a nodeid. Raises Stale."""
         inode = self._inodes.get(nodeid)
         if inode is None:
             raise errors.Stale(f"unknown node {nodeid}")
         return inode
 
     def node(self, nodeid: int) -> Node:
-        """Raises Stale."""
+        """Return the node of a nodeid. Raises Stale."""
         return self._find(nodeid).node
 
     def directory(self, nodeid: int) -> Directory:
-        """Raises NotDirectory, Stale."""
+        """Return the group or folder of a nodeid. Raises NotDirectory, Stale."""
         node = self.node(nodeid)
         if not node.directory:
             raise errors.NotDirectory(f"{node.name!r}: not a group")
         return node
 
     def size(self, nodeid: int) -> int | None:
-        """The size of its open snapshot, for a reply to the kernel; None: the file's current one."""
+        """Return the size of the open snapshot, and record that the kernel knows it. None: no snapshot is open."""
         inode = self._inodes.get(nodeid)
         if inode is None or inode.size is None:
             return None
@@ -252,18 +254,18 @@ class Nodes:
         return inode.size
 
     def may_be_mapped(self, nodeid: int) -> bool:
-        """Whether the kernel may fill pages of it: it is a snapshot whose size the kernel knows."""
+        """Whether the kernel may fill pages of the file: it is a snapshot whose size the kernel knows."""
         inode = self._inodes.get(nodeid)
         return inode is not None and inode.size_known
 
     def fix_size(self, nodeid: int, size: int) -> None:
-        """Note that it is open as a snapshot of that many bytes."""
+        """Record that the file is open as a snapshot of that many bytes."""
         inode = self._inodes.get(nodeid)
         if inode is not None:
             inode.size, inode.size_known = size, False
 
     def enter(self, node: Node, thread: int = 0, *, alone: bool = False) -> int:
-        """The nodeid for one reply that carries an entry; `alone`: one of its own."""
+        """Return the nodeid for one reply that carries an entry, and count the lookup. `alone`: a new nodeid."""
         alone = (alone or thread in self._retrying) and not node.directory
         nodeid = 0 if alone else self._current.get(node, 0)
         if not nodeid:
@@ -275,9 +277,9 @@ class Nodes:
         return nodeid
 
     def take(self, nodeid: int, thread: int) -> None:
-        """Take a nodeid for one open alone. Raises Stale, once in a row for a thread, where it was taken before."""
+        """Reserve a nodeid for one open. Raises Stale if it is reserved, but never twice in a row for a thread."""
         inode = self._find(nodeid)
-        if inode.taken and thread not in self._retrying:  # twice: it was not looked up, but is /proc/self/fd/N
+        if inode.taken and thread not in self._retrying:  # twice: opened by /proc/self/fd/N, without a lookup
             self._retrying[thread] = None
             if len(self._retrying) > limits.INTERRUPTS:
                 del self._retrying[next(iter(self._retrying))]
@@ -299,7 +301,7 @@ class Nodes:
 
 
 class Files:
-    """The file handles the kernel holds."""
+    """The file handles that the kernel holds."""
 
     def __init__(self) -> None:
         self.open: dict[int, File] = {}
@@ -307,7 +309,7 @@ class Files:
         self._fresh = itertools.count(1)
 
     def find(self, fh: int) -> File:
-        """Raises Stale."""
+        """Return the open file of a file handle. Raises Stale."""
         file = self.open.get(fh)
         if file is None:
             raise errors.Stale(f"unknown file handle {fh}")
@@ -335,7 +337,7 @@ class Files:
             file.handle.close()
 
     def close_all(self) -> None:
-        """Close all: the kernel releases nothing any more."""
+        """Close all files and listings: the kernel will release none of them."""
         for fh in list(self.listings):
             self.close_listing(fh)
         for fh in list(self.open):

@@ -1,4 +1,4 @@
-"""The FUSE device of one mount: the request that was read last, and how requests are answered."""
+"""The FUSE device of one mount: the last request read, and the replies to requests."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 log = logging.getLogger("mqfs.fuse")
 
-_GONE = (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.ECONNABORTED)  # the request, or the mount
+_GONE = (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.ECONNABORTED)  # the request or the mount no longer exists
 
 
 class Device:
-    """An open FUSE device. Each reply returns False where its request is gone."""
+    """An open FUSE device. Each reply returns False if its request no longer exists."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)  # the request
+        self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)  # the last request
         self.view = memoryview(self.buffer)
-        self.readv, self.write, self.writev = os.readv, os.write, os.writev  # or what traces them
+        self.readv, self.write, self.writev = os.readv, os.write, os.writev  # or their traced versions
 
     def trace(self, line: Callable[[str], None]) -> None:
-        """Pass on a line for each request and each reply from now on."""
+        """Call `line` for each request and each reply from now on."""
 
         def readv(fd: int, buffers: Any) -> int:
             size = os.readv(fd, buffers)
@@ -52,7 +52,7 @@ class Device:
         self.readv, self.write, self.writev = readv, write, writev
 
     def send(self, reply: bytes | memoryview) -> bool:
-        """A whole reply."""
+        """Send a whole reply."""
         try:
             self.write(self.fd, reply)
         except OSError as error:
@@ -68,11 +68,11 @@ class Device:
         return True
 
     def refuse(self, unique: int, number: int) -> bool:
-        """Reply with an errno, or 0: done."""
+        """Reply with an errno; 0 reports success."""
         return self.send(protocol.REPLY.pack(protocol.OUT_HEADER, -number, unique))
 
     def bug(self, unique: int, what: str) -> None:
-        """In an exception handler: reply EIO to a request that failed by no condition of the tree, and log it."""
+        """Reply EIO to a request that failed with an unexpected exception, and log that. Call it in the handler."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             log.error("%s failed: %s", what, error)
@@ -81,7 +81,7 @@ class Device:
         self.refuse(unique, errno.EIO)
 
     def lost(self, error: OSError) -> bool:
-        """Returns False, for a reply that the device did not take."""
+        """Return False, for a reply that the device refused. Log an unexpected reason."""
         if error.errno not in _GONE:
             log.error("reply failed: %s", error)
         return False
@@ -106,7 +106,7 @@ def _show_reply(reply: Any) -> str:
 
 
 class ParkedRequest:
-    """A request without a reply yet. Called by the engine with the result of its wait."""
+    """A request without a reply yet. The engine calls it with its resolved wait."""
 
     __slots__ = ("requests", "step", "then", "uid", "unique")
 
@@ -114,7 +114,7 @@ class ParkedRequest:
         self, requests: ParkedRequests, unique: int, step: Wait[Any], then: Callable[[Any], object], uid: int | None
     ) -> None:
         self.requests, self.unique, self.step, self.then = requests, unique, step, then
-        self.uid = uid  # whose share it counts against; None: it is over the limit
+        self.uid = uid  # the user charged for it; None: over the limit
 
     def __call__(self, step: Wait[Any]) -> None:
         device = self.requests.device
@@ -135,7 +135,7 @@ class ParkedRequest:
 
 
 class Request:
-    """A request with a task: copied from the device's buffer, which the next one overwrites."""
+    """A request with a task. It is a copy, as the next request overwrites the device's buffer."""
 
     __slots__ = ("body", "gid", "nodeid", "thread", "uid", "unique")
 
@@ -144,7 +144,7 @@ class Request:
         self.body = data[protocol.IN_HEADER :]
 
     def names(self, at: int = 0) -> list[bytes]:
-        """The names from that byte of the body on."""
+        """Return the names from a byte of the body on."""
         return self.body[at:].split(b"\0")[:-1]
 
 
@@ -154,7 +154,7 @@ class WaitingTask:
     __slots__ = ("_until", "scope", "uid", "unique")
 
     def __init__(self, unique: int, uid: int | None, least_s: float) -> None:
-        """`least_s`: the seconds from now for which it continues though it was interrupted."""
+        """`least_s`: seconds from now during which an interrupt does not end it."""
         self.unique, self.uid, self.scope = unique, uid, trio.CancelScope()
         self._until = trio.current_time() + least_s
 
@@ -166,25 +166,27 @@ class WaitingTask:
 
 
 class ParkedRequests:
-    """The parked requests of one mount, each against its user's share of `waits`, and with a task of `tasks`."""
+    """The parked requests of one mount. Each is charged to its user's limit of `waits`, or with a task of `tasks`."""
 
     def __init__(self, device: Device, waits: UserLimits) -> None:
         self.device, self._waits = device, waits
         self.tasks = UserLimits("opens and changes of files that wait", "FUSE_TASKS")
         self.by_unique: dict[int, ParkedRequest | WaitingTask] = {}
-        self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
+        self.early: dict[int, None] = {}  # requests interrupted before they were read, oldest first
         self.closing = False
 
     def park(self, unique: int, step: Wait[Any], then: Callable[[Any], object]) -> None:
-        """Have `then` reply with the result of a step. Raises OverLimit where one over the limit can be cancelled."""
+        """Have `then` reply with the result of a step. Raises OverLimit beyond a limit if the step can be cancelled."""
         uid = _acquire(self._waits, protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0], step)
         request = self.by_unique[unique] = ParkedRequest(self, unique, step, then, uid)
         step.subscribe(request)
 
     async def wait(self, request: Request, step: Step[T], least_s: float = 0.0) -> T:
-        """In the task of a request: the result of a step. `least_s`: the seconds for which no interrupt ends it.
-        Raises Interrupted where the request was interrupted and the step cancelled, OverLimit where one over the limit
-        can be cancelled."""
+        """Return the result of a step, in the task of a request. `least_s`: seconds during which no interrupt ends it.
+
+        Raises Interrupted if the request was interrupted and the step cancelled, OverLimit beyond a limit if the step
+        can be cancelled.
+        """
         if not isinstance(step, Wait):
             return step
         if step.settled:
@@ -207,7 +209,8 @@ class ParkedRequests:
             (self._waits if isinstance(request, ParkedRequest) else self.tasks).release(request.uid)
 
     def interrupt(self, unique: int) -> None:
-        """Cancel a request, or remember to. One that can no longer be cancelled is answered as if it was not asked."""
+        """Cancel a request, or record its interrupt if the request was not read yet. A request that can no longer be
+        cancelled is answered as if it was not interrupted."""
         request = self.by_unique.get(unique)
         if request is not None:
             request.interrupt()
@@ -217,7 +220,7 @@ class ParkedRequests:
                 del self.early[next(iter(self.early))]
 
     def is_interrupted(self, unique: int) -> bool:
-        """Whether a request was interrupted before it came; then it is answered."""
+        """Whether a request was interrupted before it was read. If so, answer it."""
         if unique not in self.early:
             return False
         del self.early[unique]
@@ -225,16 +228,19 @@ class ParkedRequests:
         return True
 
     def close(self) -> None:
-        """Cancel all, and from now on answer every read with end of file."""
+        """Cancel all requests, and from now on answer every read with end-of-file."""
         self.closing = True
-        self.early[0] = None  # no request has that number: from now on every read and write looks here
-        for request in reversed(list(self.by_unique.values())):  # so that none becomes the first of its queue
+        self.early[0] = None  # no request has that number; so every later read and write looks at `early`
+        for request in reversed(list(self.by_unique.values())):  # none becomes the first of its queue
             request.cancel()
 
 
 def _acquire(shares: UserLimits, uid: int, step: Wait[Any], *, tells: bool = False) -> int | None:
-    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled. One that ends
-    later as it was cancelled says why, too. `tells`: it gets the reason at once; with it a claim would look on."""
+    """Charge a wait to its user. Return the user, or None over the limit.
+
+    Raises OverLimit if a wait over the limit can be cancelled. One that cannot, and ends later as cancelled, fails with
+    that error. `tells`: the cancel passes the error, which the wait may report itself; a claim would search on with it.
+    """
     try:
         shares.acquire(uid)
     except errors.OverLimit as error:

@@ -1,13 +1,14 @@
 """The FUSE device loop: requests are read from the device itself, and the hot and the parked ones are answered there.
 
-One task drains the device while the mount lives. Reads, writes and interrupts are answered here, polls, locks, syncs,
-lookups and listings in handlers.py, all without a coroutine a request. Requests that make, change, open or remove files
-have a task each, in handlers.py. What never waits is passed to libfuse (and so to pyfuse3) through a socket pair: the
-agreement on the protocol, amended, and links, which are refused. The meaning of a file is its handle's.
+One task drains the device while the mount lives. It answers reads, writes and interrupts here, and polls, locks, syncs,
+lookups and listings in handlers.py, all without a coroutine per request. Requests that make, change, open or remove
+files have a task each, in handlers.py. The other requests never wait. They pass to libfuse (and so to pyfuse3) through
+a socket pair: the agreement on the protocol, amended, and links, which are refused. The meaning of a file is its
+handle's.
 
-Why not pyfuse3 alone: it ignores interrupts, so a parked reader could not even be killed, and the next message would go
-to the dead one. It performs a limited number of requests at once: as many that wait, of one user, would stop the mount.
-It takes three times as long.
+Why not pyfuse3 alone: it ignores interrupts, so a parked reader could not even be killed, and the next message would be
+delivered to the dead reader. It performs a limited number of requests at once: as many waiting requests of one user
+would stop the mount. It needs three times as long.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from mqfs.store.api import Handle
 log = logging.getLogger("mqfs.fuse")
 
 BATCH = 64  # requests answered before other tasks run
-POLL_NS = 40_000  # the device is asked for the next request before the task waits: a caller on another CPU
-POLL_PAYS_NS = 100_000  # it is asked so after a wait shorter than this, of which most is the waking: so never when idle
+POLL_NS = 40_000  # for which the loop polls the device before it waits: a caller on another CPU may send a request
+POLL_PAYS_NS = 100_000  # it polls only after a wait shorter than this, which is mostly waking; so never when idle
 PASSED = frozenset((protocol.READLINK, protocol.SYMLINK, protocol.LINK, protocol.INIT))
 WANTED = (
     protocol.POSIX_LOCKS
@@ -45,11 +46,11 @@ WANTED = (
     | protocol.HANDLE_KILLPRIV
 )  # not READDIRPLUS: it would enter every file of a directory in the table of nodes
 MAX_WRITE, PAGES = 1 << 20, 256
-BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of a RELEASE
+BACKGROUND = 0xFFFF  # many, as asynchronous reads that wait must not block a RELEASE
 
 
 class DeviceLoop:
-    """One mount's device."""
+    """The loop of one mount's device."""
 
     def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
         self.nodes, self.files, self.libfuse = nodes, files, libfuse
@@ -57,7 +58,7 @@ class DeviceLoop:
         self.device = Device(device)
         self.parked = ParkedRequests(self.device, tree.waits)
         self._operations = Operations(tree, nodes, files, self.device, self.parked)
-        self._init = 0  # the request whose reply is amended
+        self._init = 0  # the INIT request, whose reply is amended
         self._handlers = {
             **Handlers(tree, nodes, files, self.device, self.parked).by_opcode,
             protocol.INTERRUPT: self._interrupt,
@@ -87,15 +88,15 @@ class DeviceLoop:
                     now = clock()
                     if not asks_until:
                         asks_until = now + (POLL_NS if polls else 1)
-                    if now < asks_until and rest(device):  # the caller just answered may ask again at once
+                    if now < asks_until and rest(device):  # the caller just answered may send another at once
                         continue
                     await wait_readable(device)
                     asks_until, polls = 0, clock() - now < POLL_PAYS_NS
                     continue
                 except OSError as error:
-                    if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted, by force perhaps
+                    if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted, perhaps by force
                         return
-                    if error.errno == errno.ENOENT:  # the caller was killed before we had its request
+                    if error.errno == errno.ENOENT:  # the caller was killed before its request was read
                         continue
                     raise
                 asks_until = 0
@@ -109,7 +110,7 @@ class DeviceLoop:
                         handlers[opcode](unique)
                     elif opcode in operations:
                         nursery.start_soon(self._operations.perform, opcode, Request(bytes(self.device.view[:size])))
-                        asks_until = 1  # its task is next
+                        asks_until = 1  # the request's task is next
                     elif opcode in PASSED:
                         await self._forward(opcode, unique, size)
                         asks_until = 1  # pyfuse3's task is next
@@ -122,7 +123,7 @@ class DeviceLoop:
             await trio.lowlevel.checkpoint()
 
     async def replies(self) -> None:
-        """Pass pyfuse3's replies back to the device, until its end is closed."""
+        """Pass pyfuse3's replies to the device, until its end is closed."""
         buffer = bytearray(64 << 10)
         view = memoryview(buffer)
         while True:
@@ -139,7 +140,7 @@ class DeviceLoop:
 
     async def _forward(self, opcode: int, unique: int, size: int) -> None:
         buffer, at = self.device.buffer, protocol.IN_HEADER + 12
-        if opcode == protocol.INIT:  # libfuse would splice from what it takes for the device
+        if opcode == protocol.INIT:  # libfuse would splice from the socket, which it takes for the device
             self._init = unique
             protocol.U32.pack_into(buffer, at, protocol.U32.unpack_from(buffer, at)[0] & ~protocol.SPLICES)
         while True:
@@ -167,7 +168,7 @@ class DeviceLoop:
         if handle.takes:
             self._set_reader(file)
         if count > limits.MESSAGE_BYTES and handle.parkable:
-            # The kernel splits a read that it cannot carry at once, and asks for more only after a full reply.
+            # The kernel splits a read that is too large, and asks for the rest only after a full reply.
             count = limits.MESSAGE_BYTES
         step = handle.read(count, offset)
         if step.__class__ is bytes:
@@ -188,16 +189,16 @@ class DeviceLoop:
             handle.push_back(data)
 
     def _require_pages(self, file: File) -> None:
-        """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
+        """Refuse a read of the kernel that fills pages, for sendfile or splice, unless allowed. Programs then read."""
         if not self.nodes.may_be_mapped(protocol.U64.unpack_from(self.device.buffer, 16)[0]):
             raise errors.BadRequest(f"cannot map {file.node.name!r} (expected read)")
 
     def _set_reader(self, file: File) -> None:
-        """A handle that claims gets the process that reads; the kernel names the thread."""
+        """Set the process that reads of a handle that claims. The kernel gives only its thread."""
         thread = protocol.U32.unpack_from(self.device.buffer, protocol.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
-            file.process = handlers.membership(thread)[0] if thread else 0  # 0: of another pid namespace
+            file.process = handlers.membership(thread)[0] if thread else 0  # 0: in another pid namespace
         file.handle.reader_pid = file.process
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
@@ -209,7 +210,7 @@ class DeviceLoop:
             file = self.files.find(fh)
             if self.parked.is_interrupted(unique):
                 return
-        if count > limits.MESSAGE_BYTES:  # it may be the first piece of a write that the kernel splits
+        if count > limits.MESSAGE_BYTES:  # perhaps the first piece of a write that the kernel splits
             file.handle.refuse_long(count)
         step = file.handle.write(bytes(self.device.view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
@@ -225,16 +226,16 @@ class DeviceLoop:
     # ------------------------------------------------------------ interrupts
 
     def _interrupt(self, _: int) -> None:
-        """No reply."""
+        """Interrupt a request. There is no reply."""
         unique = protocol.U64.unpack_from(self.device.buffer, protocol.IN_HEADER)[0]
         self.parked.interrupt(unique)
 
     def close(self) -> None:
-        """Answer all parked requests, and from now on every read with end of file."""
+        """Answer all parked requests. From now on answer every read with end-of-file."""
         self.parked.close()
 
     def _amend_init(self, reply: bytearray) -> None:
-        """Replace the wishes of libfuse by ours; the kernel ignores those it does not support."""
+        """Replace libfuse's options by ours. The kernel ignores those it does not support."""
         major, minor, ahead, *_ = protocol.INIT_OUT.unpack_from(reply, protocol.OUT_HEADER)
         fields = (major, minor, ahead, WANTED, BACKGROUND, BACKGROUND, MAX_WRITE, 1, PAGES, 0, 0)
         protocol.INIT_OUT.pack_into(reply, protocol.OUT_HEADER, *fields)

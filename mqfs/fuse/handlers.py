@@ -3,14 +3,14 @@
 A handler of polls, locks, syncs, lookups, listings and closes takes its request from the device's buffer and replies,
 or parks it. The meaning of a file is its handle's.
 
-Requests that make, change, open and remove files have a task each, as they may wait. One that waits holds up no other.
-It counts against its user's share of the requests that wait, and an interrupt ends it, where that can still be (see
-`Wait.cancel`); an open that waits for its snapshot, after LEAST_S. After a change, the look at the new attributes is
-not interrupted: the caller would take the change for not made.
+Requests that make, change, open and remove files have a task each, as they may wait, and delay no other request. A
+waiting request is charged to its user's limit. An interrupt ends it where it can still be cancelled (see
+`Wait.cancel`); an open that waits for its snapshot only after LEAST_S. After a change, reading the new attributes is
+not interrupted: the caller would believe that the change was not made.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
 repeat the check, for each name of a path with bits that it has to fetch first, and could only agree. The umask, on the
-other hand, is the kernel's: a mode comes here with it applied.
+other hand, is the kernel's: a mode arrives here with it applied.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mqfs.model import Stat, User, Wait
 from mqfs.serving.await_step import await_step
 from mqfs.state.file_locks import Held, Key
 
-LEAST_S = 2.0  # of an open, before a signal ends it: programs do not expect EINTR of a file that is there soon
-BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
+LEAST_S = 2.0  # of an open, before a signal ends it: programs do not expect EINTR from a regular file
+BLOCK_BYTES = 128 << 10  # st_blksize: programs use it as their buffer size, so few messages are cut
 
 
 class Operations:
-    """The handlers of one mount; `by_opcode` maps a request's number to a coroutine function, which replies."""
+    """The handlers of one mount. `by_opcode` maps a request's number to a coroutine function, which replies."""
 
     def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
         self._tree, self._nodes, self._files, self._device, self._parked = tree, nodes, files, device, parked
@@ -55,7 +55,7 @@ class Operations:
         }
 
     async def perform(self, opcode: int, request: Request) -> None:
-        """Answer one request, with an errno where it fails. Raises trio.Cancelled alone."""
+        """Answer one request, with an errno if it fails. Raises trio.Cancelled only."""
         try:
             await self.by_opcode[opcode](request)
         except errors.MqfsError as error:
@@ -66,7 +66,7 @@ class Operations:
             self._parked.early.pop(request.unique, None)
 
     async def _finish(self, request: Request, step: Any) -> None:
-        """Reply that it is done, when a step is."""
+        """Await a step, then reply that the request is done."""
         await self._parked.wait(request, step)
         self._device.refuse(request.unique, 0)
 
@@ -84,7 +84,7 @@ class Operations:
                 gid=gid if valid & protocol.SET_GID else None,
             )
             await self._parked.wait(request, step)
-        elif not valid & protocol.SET_BY_FH:  # size and times: accepted from those who may write, and dropped
+        elif not valid & protocol.SET_BY_FH:  # size and times: accepted from those who may write, and ignored
             found: Stat = await self._parked.wait(request, self._tree.stat(node))
             if found.uid != user.uid:
                 await self._parked.wait(request, self._tree.access(user, node, os.W_OK))
@@ -96,7 +96,7 @@ class Operations:
         await self._finish(request, self._tree.access(user_of(request), self._nodes.node(request.nodeid), mask))
 
     async def _statfs(self, request: Request) -> None:
-        """The figures of the store's disk."""
+        """Reply with the figures of the store's disk."""
         disk: os.statvfs_result = await self._parked.wait(request, self._tree.statfs())
         counts = disk.f_blocks, disk.f_bfree, disk.f_bavail, disk.f_files, disk.f_ffree
         figures = protocol.STATFS_OUT.pack(*counts, disk.f_bsize, limits.NAME_BYTES, disk.f_frsize)
@@ -145,7 +145,7 @@ class Operations:
     # ------------------------------------------------------------ opening
 
     def _add(self, node: Any, handle: Any, flags: int) -> tuple[int, int]:
-        """The number of an open file, and how the kernel should treat it."""
+        """Register an open file. Return its number, and the flags by which the kernel should treat it."""
         mode = flags & os.O_ACCMODE
         fh = self._files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
         return fh, protocol.FOPEN_DIRECT_IO | (protocol.FOPEN_STREAM if handle.sequential else 0)
@@ -159,7 +159,7 @@ class Operations:
         handle: Any = await self._parked.wait(request, step)
         fh, treatment = self._add(node, handle, flags)
         try:
-            opened: Wait[Any] = Wait(lambda _: True)  # it can be left at any time: the file is closed then
+            opened: Wait[Any] = Wait(lambda _: True)  # cancellable at any time: the file is closed then
             opened.follow(handle.opening)
             await self._parked.wait(request, opened, LEAST_S)
         except BaseException:
@@ -169,7 +169,7 @@ class Operations:
         if size is not None:
             self._nodes.fix_size(request.nodeid, size)
         if not self._device.answer(request.unique, protocol.OPEN_OUT.pack(fh, treatment, 0)):
-            self._files.close(fh)  # no release will come
+            self._files.close(fh)  # the kernel will not release it
 
     async def _create(self, request: Request) -> None:
         flags, mode = protocol.CREATE_IN.unpack_from(request.body)
@@ -195,7 +195,7 @@ class Operations:
 
 
 def new_name(raw: bytes) -> str:
-    """The name of a file to be made. Raises BadName."""
+    """Decode the name of a file to be made. Raises BadName."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -203,7 +203,7 @@ def new_name(raw: bytes) -> str:
 
 
 def known_name(raw: bytes) -> str:
-    """The name of a file to be found. Raises NotFound where no file can have it."""
+    """Decode the name of an existing file. Raises NotFound where no file can have it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -211,7 +211,7 @@ def known_name(raw: bytes) -> str:
 
 
 def pack_attributes(found: Stat, size: int | None = None) -> bytes:
-    """Attributes of a file for the kernel. `size`: of its snapshot."""
+    """Pack the attributes of a file for the kernel. `size`: of its snapshot."""
     mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
     return protocol.ATTR.pack(
@@ -221,19 +221,19 @@ def pack_attributes(found: Stat, size: int | None = None) -> bytes:
 
 
 def pack_attributes_reply(unique: int, found: Stat, size: int | None) -> bytes:
-    """The reply to a GETATTR or SETATTR."""
+    """Pack the reply to a GETATTR or SETATTR."""
     count = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
     return protocol.REPLY.pack(count, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + pack_attributes(found, size)
 
 
 def pack_entry(nodeid: int, found: Stat, size: int | None = None) -> bytes:
-    """A file for the kernel under a nodeid. `size`: of its snapshot."""
+    """Pack the entry of a file for the kernel. `size`: of its snapshot."""
     return protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0) + pack_attributes(found, size)
 
 
 # ---------------------------------------------------------------- the user of a request, from its header and /proc
 
-# The kernel names uid, gid and thread. Supplementary groups and the process are looked up when a file is named or
+# The kernel gives uid, gid and thread. Supplementary groups and the process are looked up when a file is named or
 # opened, never for a read or a write.
 
 
@@ -242,7 +242,7 @@ def user_of(request: Request, *, process: bool = False) -> User:
 
 
 def acting_user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:
-    """The user of a request. Root needs no groups; `process` has the process looked up for root too."""
+    """Return the user of a request. Root needs no groups; `process`: look up the process for root, too."""
     if uid == 0 and not process:
         return User(uid, gid, frozenset(), thread, "fuse")
     pid, groups = membership(thread)
@@ -250,7 +250,7 @@ def acting_user(uid: int, gid: int, thread: int, *, process: bool = False) -> Us
 
 
 def membership(thread: int) -> tuple[int, frozenset[int]]:
-    """(process, supplementary groups) of a thread; what is known where it is gone or in another pid namespace."""
+    """Return (process, supplementary groups) of a thread: (thread, none) if it ended or is in another pid namespace."""
     pid, groups = thread, frozenset[int]()
     try:
         with open(f"/proc/{thread}/status", "rb") as file:
@@ -268,12 +268,12 @@ def membership(thread: int) -> tuple[int, frozenset[int]]:
 # ------------------------------------------------------------ requests that do not wait
 
 
-SIZE_UNKNOWN = 1  # in a lookup: the kernel asks for it later; with 0 sendfile would end without a read
+SIZE_UNKNOWN = 1  # in a lookup: the kernel asks for the size later; with 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
 
 
 class Handlers:
-    """The handlers of one mount; `by_opcode` maps a request's number to a function of its `unique`."""
+    """The handlers of one mount. `by_opcode` maps a request's number to a function of its `unique`."""
 
     def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
         self._tree, self._nodes, self._files, self._device, self._parked = tree, nodes, files, device, parked
@@ -297,11 +297,11 @@ class Handlers:
         }
 
     def _finish(self, unique: int, step: Any) -> None:
-        """Reply that a request is done, when a step is."""
+        """Reply that a request is done, once a step is."""
         self._when(unique, step, lambda _: self._device.refuse(unique, 0))
 
     def _when(self, unique: int, step: Any, then: Callable[[Any], object]) -> None:
-        """Reply by `then` from the result of a step, when it is there."""
+        """Call `then`, which replies, with the result of a step, once resolved."""
         if isinstance(step, Wait):
             self._parked.park(unique, step, then)
         else:
@@ -317,7 +317,7 @@ class Handlers:
         self._finish(unique, step)
 
     def _fallocate(self, unique: int) -> None:
-        """Succeed and do nothing, as for a size: the C library would write a byte, a message, instead."""
+        """Succeed and do nothing, as for a size: else the C library would write a byte instead, which is a message."""
         mode = protocol.U32.unpack_from(self._device.buffer, protocol.IN_HEADER + 24)[0]
         self._device.refuse(unique, errno.EOPNOTSUPP if mode & ~protocol.FALLOC_FL_KEEP_SIZE else 0)
 
@@ -388,8 +388,11 @@ class Handlers:
     # ------------------------------------------------------------ closing
 
     def _flush(self, unique: int) -> None:
-        """A duplicate of a descriptor was closed: by POSIX that releases the process's locks on the file. An incomplete
-        command is carried out; close(2) returns its error."""
+        """Handle the close of a duplicate of a descriptor.
+
+        By POSIX it releases the process's locks on the file. An incomplete command is carried out; close(2) returns its
+        error.
+        """
         fh, owner = protocol.FLUSH_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.open.get(fh)
         if file is None:
@@ -436,12 +439,12 @@ class Handlers:
         self._device.send(pack_attributes_reply(unique, found, fixed))
 
     def _forget(self, _: int) -> None:
-        """No reply."""
+        """Forget a nodeid. There is no reply."""
         nodeid, lookups = (protocol.U64.unpack_from(self._device.buffer, at)[0] for at in (16, protocol.IN_HEADER))
         self._nodes.forget(nodeid, lookups)
 
     def _batch_forget(self, _: int) -> None:
-        """No reply."""
+        """Forget many nodeids. There is no reply."""
         count = protocol.U32.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
         at = protocol.IN_HEADER + 8
         forgotten = self._device.view[at : at + count * protocol.FORGET_ONE.size]
@@ -474,7 +477,7 @@ class Handlers:
 
 
 def pack_names(listing: Any, offset: int, room: int) -> bytes:
-    """Entries of a directory from a position on, as many as fit. Position n is after the nth of ".", "..", names."""
+    """Pack entries of a directory from a position, as many as fit. Position n is after the nth of ".", "..", names."""
     directory = listing.node
     packed: list[bytes] = []
     names = listing.nodes

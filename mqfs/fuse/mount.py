@@ -1,7 +1,7 @@
 """A mount: the checks before it, mounting, serving, unmounting.
 
 Root mounts with mount(2); an ordinary user through fusermount3, which passes the device on a socket. Requests are
-answered in device_loop.py. One mount a process: pyfuse3's state is global.
+answered in device_loop.py. A process has one mount, as pyfuse3's state is global.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DEVICE = "/dev/fuse"
 CONFIG = "/etc/fuse.conf"
 MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
-SOCKET_BYTES = 4 << 20  # asked for; the system may give less
-PATIENCE_S = 1.0  # that an unmount waits for open files
+SOCKET_BYTES = 4 << 20  # requested; the system may grant less
+PATIENCE_S = 1.0  # for which an unmount waits for open files
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,20 +47,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unescape(field: str) -> str:
-    """A path as /proc/self/mountinfo writes it."""
+    """Decode a path as /proc/self/mountinfo writes it."""
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
 def mounts() -> Iterator[tuple[str, str, str]]:
-    """The path, type and device number of each file system that is mounted, the last one last."""
-    with open("/proc/self/mountinfo", "rb") as table:  # as text some characters of a path would end a line or a field
+    """Yield the path, type and device number of each mounted file system, the latest mount last."""
+    with open("/proc/self/mountinfo", "rb") as table:  # bytes: in text some characters of a path end a line or field
         for line in table:
             fields = [os.fsdecode(field) for field in line.split(b" ")]
             yield unescape(fields[4]), fields[fields.index("-", 6) + 1], fields[2]
 
 
 def top_mount(path: str) -> tuple[str, str]:
-    """The type and the device number of the file system mounted there last, or "" twice."""
+    """Return the type and the device number of the file system last mounted at a path, or "" twice."""
     found = "", ""
     for where, kind, number in mounts():
         if where == path:
@@ -69,12 +69,12 @@ def top_mount(path: str) -> tuple[str, str]:
 
 
 def mounted(path: str) -> str:
-    """The type of the file system mounted there, or ""."""
+    """Return the type of the file system mounted at a path, or ""."""
     return top_mount(path)[0]
 
 
 def unmount(path: str, *, lazily: bool = False) -> None:
-    """Raises OSError."""
+    """Unmount what is mounted at a path. Raises OSError."""
     if os.geteuid() == 0:
         if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)):
             number = ctypes.get_errno()
@@ -90,7 +90,7 @@ def unmount(path: str, *, lazily: bool = False) -> None:
 
 
 def check_mountpoint(path: str) -> str:
-    """The real path of a directory to mount on; a dead server's stale mount is removed. Raises MountError."""
+    """Return the real path of a directory to mount on. Unmounts a dead server's stale mount. Raises MountError."""
     real = os.path.realpath(path)
     try:
         os.stat(real)
@@ -114,7 +114,7 @@ def check_mountpoint(path: str) -> str:
 
 
 def server_of(real: str) -> int:
-    """The process that serves the FUSE mount at a path; 0 where it is another user's or the kernel does not say."""
+    """Return the process that serves the FUSE mount at a path; 0 if it is another user's or the kernel does not say."""
     connection = f"fuse_connection:\t{os.minor(os.stat(real).st_dev)}\n"
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def clean(real: str) -> None:
 
 
 def check_device() -> None:
-    """Raises MountError where there is no FUSE."""
+    """Raise MountError if there is no usable FUSE device."""
     if not os.path.exists(DEVICE):
         raise MountError(f"{DEVICE} does not exist (expected the kernel's fuse module, or --listen to serve 9P)")
     if not os.access(DEVICE, os.R_OK | os.W_OK):
@@ -146,7 +146,7 @@ def check_device() -> None:
 
 
 def request_timeouts() -> dict[str, int]:
-    """After how many seconds this kernel ends requests, by the names of its settings; 0: never. None in old kernels."""
+    """Return the seconds after which this kernel ends requests (0: never), by setting. Empty in old kernels."""
     found = {}
     for name in ("default_request_timeout", "max_request_timeout"):
         with contextlib.suppress(OSError), open(f"/proc/sys/fs/fuse/{name}", encoding="ascii") as file:
@@ -170,7 +170,7 @@ def others_allowed(wanted: bool | None) -> bool:
 
 
 def mount(path: str, *, allow_other: bool, source: str = "mqfs") -> int:
-    """Mount on a checked path. Returns the device. Raises MountError."""
+    """Mount on a checked path and return the device. Raises MountError."""
     for name, seconds in request_timeouts().items():
         if seconds:
             log.warning("%s is %s (expected sysctl -w %s=0)", name, ABORTED.format(seconds), name)
@@ -194,7 +194,7 @@ def mount_as_root(path: str, allow_other: bool, source: str) -> int:
 
 
 def mount_as_user(path: str, allow_other: bool, source: str) -> int:
-    """fusermount3 is set-uid root; it opens the device, mounts, and sends the descriptor."""
+    """Mount through fusermount3: it is set-uid root, opens the device, mounts, and sends the descriptor."""
     program = shutil.which("fusermount3")
     if program is None:
         raise MountError("fusermount3 not found, which an ordinary user needs (apt install fuse3)")
@@ -231,7 +231,7 @@ def received_descriptor(connection: socket.socket) -> int:
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Our end and libfuse's: whole requests and replies, in order."""
+    """Return our end and libfuse's end of a socket pair, which keeps requests and replies whole and in order."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     for end in (ours, theirs):
@@ -240,7 +240,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Links(pyfuse3.Operations):
-    """The requests that are passed to pyfuse3: there are no links."""
+    """The requests that are passed to pyfuse3, all refused: there are no links."""
 
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext) -> Any:
         raise pyfuse3.FUSEError(errno.EPERM)
@@ -253,7 +253,7 @@ class Links(pyfuse3.Operations):
 
 
 class FuseMount:
-    """The tree, mounted: `attach`, `run`, and `stop` once the tree was closed."""
+    """The tree, mounted. Call `attach`, then `run`, and `stop` once the tree was closed."""
 
     def __init__(
         self,
@@ -264,20 +264,20 @@ class FuseMount:
         trace: Callable[[str], None] | None = None,
         source: str = "mqfs",
     ) -> None:
-        """`trace` gets a line for each request and reply. `source`: what the table of mounts shows as mounted."""
+        """`trace`: called with a line for each request and reply. `source`: the device in the table of mounts."""
         self.path, self.allow_other, self.trace, self.source = path, allow_other, trace, source
         self.tree: Any = tree
         self.backend: Backend = LocalTree(tree) if isinstance(tree, Tree) else tree
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
-        self._number = ""  # by which the table of mounts knows this one: another server's may be at its place later
+        self._number = ""  # its device number: later another server's mount may be at the same path
         self.loop: DeviceLoop | None = None
         self.processes = Watcher()
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
 
     async def attach(self) -> None:
-        """Check and mount. Raises MountError; nothing is mounted then."""
+        """Check and mount. Raises MountError, with nothing mounted."""
         await trio.to_thread.run_sync(self._attach)
 
     def _attach(self) -> None:
@@ -288,11 +288,11 @@ class FuseMount:
         self._number = top_mount(self.path)[1]
 
     def is_mounted(self) -> bool:
-        """Whether it is mounted still, on top at its path."""
+        """Whether the mount still exists, on top at its path."""
         return self._number != "" and top_mount(self.path)[1] == self._number
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
+        """Serve until unmounted, by `stop` or from outside. Reports started once the mount answers."""
         ours, theirs = make_pair()
         self.loop = loop = DeviceLoop(self.backend, self.nodes, self.files, self.device, ours)
         if self.trace is not None:
@@ -317,7 +317,7 @@ class FuseMount:
         task_status.started()
 
     def _end(self, ours: socket.socket) -> None:
-        """Unmount, in every case, and close all files."""
+        """Unmount in every case, and close all files."""
         with contextlib.suppress(OSError):
             if self.is_mounted():
                 unmount(self.path, lazily=True)
@@ -334,7 +334,7 @@ class FuseMount:
         self.ended.set()
 
     async def stop(self) -> None:
-        """Unmount. To be called when the tree was closed: parked requests have been answered."""
+        """Unmount. Call it after the tree was closed: parked requests have been answered then."""
         if self.ended.is_set() or self.device < 0:
             return
         if self.loop is None:  # it never ran
@@ -370,7 +370,7 @@ EVENTS = 64  # ends of processes handled before other tasks run
 
 
 class Watched:
-    """A process without a notice of its end."""
+    """A process whose end is awaited, with the functions to call then."""
 
     __slots__ = ("fd", "pid", "thens")
 
@@ -379,7 +379,7 @@ class Watched:
         self.thens: dict[object, Callable[[], None]] = {}
 
     def is_the(self, pid: int) -> bool:
-        """Whether that number is still this process's."""
+        """Whether that number still belongs to this process."""
         try:
             signal.pidfd_send_signal(self.fd, 0)
         except ProcessLookupError:
@@ -390,7 +390,7 @@ class Watched:
 
 
 class Watcher:
-    """A `ProcessWatcher` of the engine, while `run` runs."""
+    """The engine's `ProcessWatcher`, active while `run` runs."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -434,7 +434,7 @@ class Watcher:
         return watched
 
     def _forget(self, watched: Watched) -> None:
-        """Close a process's descriptor; again does nothing."""
+        """Close the descriptor of a process. Does nothing the second time."""
         if self._by_fd.get(watched.fd) is not watched:
             return
         del self._by_fd[watched.fd]
@@ -444,7 +444,7 @@ class Watcher:
         os.close(watched.fd)
 
     async def run(self) -> None:
-        """Handle the ends of processes, for ever."""
+        """Handle the ends of processes for ever."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for fd, _ in self._epoll.poll(0, EVENTS):

@@ -25,13 +25,13 @@ NAMES = {
     )
 }  # fmt: skip
 
-# In INIT
+# Flags of INIT
 POSIX_LOCKS, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 1, 1 << 3, 1 << 5
 SPLICES = 1 << 7 | 1 << 8 | 1 << 9
 FLOCK_LOCKS, ASYNC_DIO, PARALLEL_DIROPS, HANDLE_KILLPRIV, MAX_PAGES = 1 << 10, 1 << 15, 1 << 18, 1 << 19, 1 << 22
 
 FOPEN_DIRECT_IO, FOPEN_STREAM = 1 << 0, 1 << 4
-READ_LOCKOWNER = 1 << 1  # of a READ: a process reads; without it the kernel itself does, to fill its pages
+READ_LOCKOWNER = 1 << 1  # of a READ: a process reads; else the kernel itself, to fill its pages
 POLL_SCHEDULE_NOTIFY = 1 << 0
 FALLOC_FL_KEEP_SIZE = 1 << 0
 GETATTR_FH = 1 << 0
@@ -46,7 +46,7 @@ IN_HEADER = 40
 HEADER = struct.Struct("<IIQQIII")  # length, opcode, unique, nodeid, uid, gid, pid
 HOT = struct.Struct("<4xIQ24xQQII8xI")  # opcode, unique, fh, offset, size, read or write flags, flags
 WRITE_DATA = IN_HEADER + 40  # where the bytes of a WRITE begin
-USER, THREAD = 24, 32  # where the header has the uid and the pid
+USER, THREAD = 24, 32  # positions of the uid and the pid in the header
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 GETATTR_IN = struct.Struct("<I4xQ")  # flags, fh
 LOCK_IN = struct.Struct("<QQQQIII")  # fh, owner, start, end (inclusive), type, pid, flags
@@ -60,7 +60,7 @@ MKDIR_IN = struct.Struct("<I4x")  # mode; the name follows
 RENAME_IN = struct.Struct("<Q")  # nodeid of the new directory; both names follow
 RENAME2_IN = struct.Struct("<QI4x")  # the same, flags; both names follow
 ACCESS_IN = struct.Struct("<I4x")  # mask
-SETATTR_IN = struct.Struct("<I64xI4xII4x")  # which of them, mode, uid, gid
+SETATTR_IN = struct.Struct("<I64xI4xII4x")  # which fields to set, mode, uid, gid
 
 # A reply: its header, then its body.
 OUT_HEADER = 16
@@ -76,8 +76,8 @@ NOTIFIED = struct.Struct("<IiQQ")  # REPLY with the code as errno and unique 0, 
 DIRENT = struct.Struct("<QQII")  # ino, offset of the next, name bytes, type
 # major, minor, read ahead, flags, background, congestion, write, time grain, pages, alignment, flags2
 INIT_OUT = struct.Struct("<IIIIHHIIHHI")
-ENTRY = struct.Struct("<QQQQII")  # nodeid, generation, seconds and nanoseconds that the name and the attributes hold
-ATTR_TIMES = struct.Struct("<QII")  # seconds and nanoseconds that the attributes hold, padding
+ENTRY = struct.Struct("<QQQQII")  # nodeid, generation, seconds and nanoseconds for which name and attributes are valid
+ATTR_TIMES = struct.Struct("<QII")  # seconds and nanoseconds for which the attributes are valid, padding
 # ino, size, blocks, atime, mtime, ctime, their nanoseconds, mode, links, uid, gid, rdev, block bytes, flags
 ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
 FORGET_ONE = struct.Struct("<QQ")  # nodeid, lookups

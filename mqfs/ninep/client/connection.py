@@ -389,8 +389,7 @@ class Client:
                     self._send([stat_of_root(self.caller)])
 
     def _cancel(self, slot: Slot | None) -> Fcall | None:
-        """Cancel after Ctrl-C as `give_up` does, within INTERRUPT_S. Return None, and drop the connection, if that
-        fails or there is no slot: then it is unknown which fids exist."""
+        """Cancel after Ctrl-C as `give_up`, within INTERRUPT_S. None: the connection is dropped, its fids unknown."""
         with contextlib.suppress(Disconnected):
             if slot is not None:
                 return self.give_up(slot, INTERRUPT_S)
@@ -547,9 +546,8 @@ class File(io.RawIOBase):
         return self._flags != os.O_RDONLY
 
     def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
-        """Return the bytes of one read, at most `count`, or b"" at the end. Wait for at most `timeout` seconds. After
-        TimeoutError or Interrupted nothing was read: this or the next read returns a message that arrived all the
-        same."""
+        """Return the bytes of one read, at most `count`, or b"" at the end, within `timeout` seconds. After
+        TimeoutError or Interrupted nothing was read: this or the next read returns a message that came all the same."""
         channel = self.channel
         if channel.kept is not None:
             return channel.take_kept(count)
