@@ -1,7 +1,7 @@
 """Chunks of `format record` → record batches of Arrow, column by column.
 
-One pass of columns.py fills the buffers of all columns. No loop over records, except without the C extension. Which
-columns there are, and how they are called, is the caller's: the library's or Spark's. Asks no server, opens no file.
+One pass of columns.py fills the buffers of all columns. No loop over records, except without the C extension. The
+caller, the library or Spark, chooses the columns and their names. No server is asked, and no file is opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUFFERS = 4  # Spark holds one batch while the next is decoded
 
 
 class Column(NamedTuple):
-    """How a column of Arrow is made."""
+    """A column of Arrow, and how it is made."""
 
     asked: int  # the bit of columns.py
     array: Callable[[Buffer, ArrowColumns], pa.Array]
@@ -53,7 +53,7 @@ class BufferPool:
 
 
 def _idle() -> int:
-    """The reference count of a buffer that only the list has."""
+    """Return the reference count of a buffer that only the list refers to."""
     buffers = [bytearray()]
     return next(sys.getrefcount(buffer) for buffer in buffers)
 
@@ -62,13 +62,13 @@ _IDLE = _idle()
 
 
 class ArrowDecoder:
-    """Decode chunks of `format record` to batches; the state is an incomplete record."""
+    """Decodes chunks of `format record` to batches; its state is an incomplete record."""
 
     def __init__(
         self, schema: pa.Schema, columns: Mapping[str, Column], group: str = "", bounds: Bounds | None = None
     ) -> None:
-        """`columns`: of each name in the schema; `group`: its path, which goes before the streams' names, "" for none;
-        `bounds`: the wanted streams and ranges, None for all."""
+        """`columns`: for each name in the schema; `group`: path put before the streams' names, "" for none; `bounds`:
+        the wanted streams and ranges, None for all."""
         self.schema, self._columns = schema, [columns[name] for name in schema.names]
         self.next = 0  # the sequence after the last record
         self._asked = sum({column.asked for column in self._columns})
@@ -81,7 +81,7 @@ class ArrowDecoder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no record is incomplete."""
+        """Whether the input so far ends with a complete record."""
         return not self._rest
 
     def restart(self) -> None:
@@ -107,7 +107,7 @@ class ArrowDecoder:
         self._skip_unknown = False
 
     def feed(self, data: Buffer) -> pa.RecordBatch:
-        """The wanted messages that are complete with this chunk."""
+        """Return the wanted messages that are complete with this chunk."""
         data = self._rest + bytes(data) if self._rest else data
         at, batches = 0, []
         while at < len(data):
@@ -130,7 +130,7 @@ class ArrowDecoder:
             raise DiskFailed(f"incomplete record: {len(self._rest)} bytes after sequence {self.next - 1}")
 
     def _names_at(self, data: Buffer, at: int) -> int:
-        """Apply a NAMES record at a position; its end, or `at` without one."""
+        """Apply a NAMES record at a position; return its end, or `at` if there is no complete one."""
         if len(data) < at + HEAD_BYTES or data[at + _NAMES_KIND_AT] != Kind.NAMES:
             return at
         size = int.from_bytes(data[at : at + 4], "little")
@@ -152,7 +152,7 @@ class ArrowDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """One batch of all, split by NAMES records; an empty one of none."""
+        """Return one batch of all, since NAMES records split a chunk; an empty batch if there is none."""
         if not batches:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -180,8 +180,8 @@ def zeros(count: int) -> pa.Array:
 
 
 def _headers(data: Buffer, columns: ArrowColumns) -> pa.Array:
-    """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
-    left: as many passes as one message has headers."""
+    """Return the headers of each message, null where it has none. Each pass decodes the next header of every message,
+    so there are as many passes as headers in one message."""
     if columns.headers is None:
         return pa.nulls(columns.rows, _HEADERS_TYPE)
     raw = np.frombuffer(data, np.uint8)
@@ -212,8 +212,8 @@ def _headers(data: Buffer, columns: ArrowColumns) -> pa.Array:
 
 
 def _slices(data: Buffer, begin: Numbers, end: Numbers, kind: pa.DataType) -> pa.Array:
-    """An array of the ascending slices data[begin:end]. The whole buffer becomes an array in which slices and the gaps
-    between them alternate; every other element of it is taken."""
+    """Return an array of the ascending slices data[begin:end]. The whole buffer becomes an array in which slices and
+    the gaps between them alternate; every other element of it is taken."""
     count = len(begin)
     borders = np.empty(2 * count, np.int32)
     borders[0::2], borders[1::2] = begin, end

@@ -1,8 +1,8 @@
-"""Many messages at once: from the frames of a write to blanks, from blanks to records of a log, and back to an index.
+"""Many messages at once: from the frames of a write to unsequenced records, on to records of a log, and to an index.
 
-A blank is a record (mqfs/records/record.py) without sequence, time, flags and CRC, whose stream is a place in a
-table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
-is done in C (`frames.c`, `batch.c`); where that part was not built it is done here.
+An unsequenced record (`blanks` here) is a record (mqfs/records/record.py) without sequence, time, flags and CRC. Its
+stream is a place in a table that `finalize` is given. Callers see to names, permissions and limits; there is no I/O
+here. The work is done in C (`frames.c`, `batch.c`), or in Python if the C part was not built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mqfs.records.record import HEAD, HEAD_BYTES, encode, padded
 try:
     from mqfs.records import _native
 except ImportError as error:
-    MISSING = str(error)  # why it is done in Python; empty where it is not
+    MISSING = str(error)  # why Python does the work; empty if C does
 else:
     MISSING = ""
 
@@ -33,23 +33,23 @@ _64_BITS = (1 << 64) - 1
 
 
 class StreamTotal(NamedTuple):
-    """What some messages hold for one stream."""
+    """Totals of one stream in a run of messages."""
 
     place: int  # in the table of streams
     messages: int
     size: int  # of their bodies
-    last: int  # which of them is its last one
+    last: int  # which of the messages is its last one
 
 
 class EncodedBatch(NamedTuple):
-    """Messages as blanks, one behind the other."""
+    """Messages as unsequenced records, one after the other."""
 
     data: bytes
     messages: int
-    fresh: Sequence[str]  # names that were not known: they take the next places of the table
-    rows: Sequence[StreamTotal]  # of each stream, by its first message
+    fresh: Sequence[str]  # unknown names, which get the next places of the table
+    rows: Sequence[StreamTotal]  # of each stream, in the order of first messages
     headed: bool  # some have headers
-    expected: Mapping[str, int] = MappingProxyType({})  # of a stream, the newest message that is to be there
+    expected: Mapping[str, int] = MappingProxyType({})  # stream -> the newest message that it must have
 
 
 def encode_batch(
@@ -62,9 +62,10 @@ def encode_batch(
     at: int = 0,
     stop: int = _64_BITS,
 ) -> tuple[EncodedBatch, int] | None:
-    """The frames of one write from `at` on as unsequenced records, and where those end that were taken: the last one
-    begins before `stop`. `known`, `more`: the places of names. `sender` goes in front of the headers of those that
-    have any, of all with `always`. None: it cannot be done here, or the first is to be looked at in Python."""
+    """Encode the frames of one write from `at` on as unsequenced records. Returns them and the end of the last frame
+    encoded, which begins before `stop`. `known`, `more`: the places of names. `sender` is put before the headers of
+    messages that have any, with `always` of all messages. Returns None without the C part, or if Python has to parse
+    the first frame."""
     if MISSING:
         return None
     places = cast("dict[bytes, int]", known), cast("dict[bytes, int]", more or {})
@@ -78,7 +79,7 @@ def encode_batch(
 
 
 def count_frames(data: bytes) -> int:
-    """The frames of one write, unchecked."""
+    """Count the frames of one write, unchecked."""
     if not MISSING:
         return _native.frames(data)
     at = frames = 0
@@ -92,7 +93,7 @@ def concatenate(
     known: Mapping[bytes, int],
     more: Mapping[bytes, int] = MappingProxyType({}),
 ) -> EncodedBatch:
-    """As `encode_batch`, of messages that were looked at: each name, headers, body."""
+    """Encode messages that were parsed, each (name, headers, body), as `encode_batch` does."""
     places: dict[str, int] = {}
     fresh: list[str] = []
     pieces: list[bytes] = []
@@ -121,9 +122,9 @@ def concatenate(
 def finalize(
     blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
 ) -> tuple[bytes, RecordColumns]:
-    """Whole unsequenced records to records, and the columns of these; the first lies at `base`. `numbers`: the stream
-    number of each place. `sequence`: of the first. `first`, `rest`: flags of the first and of the others. `left`: the
-    count of records to the end of the batch, 0 if it ends later. Raises ValueError for other bytes."""
+    """Turn unsequenced records into records; return these and their columns. The first gets the number `sequence`, and
+    lies at `base`. `numbers`: the stream number of each place. `first`, `rest`: flags of the first record and of the
+    later ones. `left`: records to the end of the batch, 0 if it ends later. Raises ValueError for other bytes."""
     if MISSING:
         return _stamped(blanks, numbers, sequence, time_ns, first, rest, left, base)
     table = cast(Buffer, numbers)
@@ -151,7 +152,7 @@ def _stamped(
 
 
 def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
-    """Blanks one by one. ValueError where these are none."""
+    """Yield unsequenced records as drafts. Raises ValueError for other bytes."""
     at, end, unpack = 0, len(blanks), HEAD.unpack_from
     while at < end:
         if end - at < HEAD_BYTES:
@@ -167,21 +168,22 @@ def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
 class ScannedBatch(NamedTuple):
     """An atomic batch of several records, each of which passed its check."""
 
-    end: int  # behind it
+    end: int  # position after it
     columns: tuple[bytes, ...]  # of its messages
     others: bytes  # its other records, as they lie in an index
-    last_ns: int  # time of the last of these
+    last_ns: int  # time of the last of the other records
 
 
 def scan_batch(data: bytes, at: int, base: int) -> ScannedBatch | None:
-    """The atomic batch of several records that begins at `data[at:]`; None: none does, or it is to be scanned record by
-    record. `base`: the position of data[0] in the log."""
+    """Scan the atomic batch of several records that begins at `data[at:]`. `base`: the position of data[0] in the log.
+    Returns None if there is none, or if it must be scanned record by record."""
     found = None if MISSING else _native.unit(data, at, base)
     return None if found is None else ScannedBatch(*found)
 
 
 def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, bytes]]:
-    """The streams of that column, each with the numbers of its rows as u32; the first row is `begin`."""
+    """Return the streams of that column, each with the numbers of its rows as u32; `begin`: the number of the first
+    row."""
     if not MISSING:
         return _native.postings(cast(Buffer, streams), begin)
     found: dict[int, array[int]] = {}
@@ -194,7 +196,7 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
 
 
 def tally(rows: RecordColumns) -> Sequence[StreamTotal]:
-    """What those rows hold for each of their streams, whose numbers are the places; by its first row."""
+    """Return the totals of each stream in those rows, in the order of first rows. The stream numbers are the places."""
     if not MISSING:
         return [StreamTotal(*row) for row in _native.tally(rows.streams, rows.bodies)]
     found: dict[int, StreamTotal] = {}
@@ -205,15 +207,16 @@ def tally(rows: RecordColumns) -> Sequence[StreamTotal]:
 
 
 def total(column: Sequence[int], ordinals: Sequence[int]) -> int:
-    """The sum of those rows of a column of an index. `ordinals`: u32 in a buffer."""
+    """Return the sum of a column of an index at those ordinals, u32 in a buffer."""
     if not MISSING:
         return _native.total(cast(Buffer, column), cast(Any, column).itemsize, cast(Buffer, ordinals))
     return sum(column[ordinal] for ordinal in ordinals)
 
 
 def search(data: bytes, begin: int, positions: Sequence[int], sizes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
-    """Which of some records have one of the keys, as headers.key makes them, in their headers: their rows. `data`:
-    bytes of the log from `begin` on; `positions` there, u32, and `sizes` of their headers, u16, in buffers."""
+    """Return the rows of the records whose headers have one of the keys, as headers.key makes them. `data`: bytes of
+    the log from `begin` on. `positions` of the records in the log, u32, and `sizes` of their headers, u16, are
+    buffers."""
     if not MISSING:
         return _native.search(data, begin, cast(Buffer, positions), cast(Buffer, sizes), tuple(keys))
     places = (position - begin + HEAD_BYTES for position in positions)
@@ -224,22 +227,23 @@ def search(data: bytes, begin: int, positions: Sequence[int], sizes: Sequence[in
 
 # ------------------------------------------------------------ record batch
 
-# An atomic batch whose messages are encoded already, but for what only the log knows (batch.py), and read a piece at a
-# time: they may be too many for memory.
+# An atomic batch whose messages are encoded already, except for the fields that only the log knows. It is read a piece
+# at a time, since its messages may be too many for memory.
 
 
 @attrs.frozen
 class BatchSource:
-    """Unsequenced messages. `pieces` reads them, whole ones in each piece, every time it is called."""
+    """Unsequenced messages. `pieces` reads them at every call; each piece has whole messages."""
 
     messages: int
-    stored_bytes: int  # that they take in a log
-    numbers: array[int]  # of each place the stream's
+    stored_bytes: int  # bytes in a log
+    numbers: array[int]  # the stream number of each place
     pieces: Callable[[], Iterable[bytes]]
 
 
 class RecordBatch(Sequence[Draft]):
-    """The messages of several sources, in order, and behind them other records. Iterated, all of them are drafts."""
+    """The messages of several sources, in order, and other records after them. Iteration yields all of them as
+    drafts."""
 
     def __init__(self, sources: Sequence[BatchSource], tail: Sequence[Draft] = ()) -> None:
         self._sources, self.tail = sources, tail
@@ -254,7 +258,7 @@ class RecordBatch(Sequence[Draft]):
         return self.sequence_count + len(self.tail)
 
     def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
-        """The unsequenced messages, some at a time, and of each place the stream's number."""
+        """Yield the unsequenced messages, some at a time, with the stream number of each place."""
         for source in self._sources:
             for data in source.pieces():
                 yield data, source.numbers

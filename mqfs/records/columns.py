@@ -1,8 +1,7 @@
 """Runs of records: checked, and copied into Arrow's columns or filtered to some streams.
 
 Every record is checked as in recovery, and the first that does not pass ends the run. Imports no
-Arrow and never does I/O. The work is done in C (`columns.c`); where that part was not built columns are
-made here, slowly.
+Arrow and never does I/O. The work is done in C (`columns.c`), or slowly in Python if the C part was not built.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mqfs.records.record import HEAD_BYTES, padded
 try:
     from mqfs.records import _native
 except ImportError as error:
-    MISSING = str(error)  # why it is done in Python; empty where it is not
+    MISSING = str(error)  # why Python does the work; empty if C does
 else:
     MISSING = ""
 
@@ -32,7 +31,7 @@ _MESSAGE = int(Kind.MESSAGE)
 
 @attrs.frozen
 class NameTable:
-    """Streams by number: how each is called, and from which sequence on and below which its messages are wanted."""
+    """Streams by number: the name of each, and the range [first, end) of its wanted messages."""
 
     numbers: array[int]
     bounds: array[int]
@@ -52,10 +51,10 @@ _MOST = (1 << 64) - 1
 
 
 class ArrowColumns(NamedTuple):
-    """The wanted messages of a run, as Arrow has them; None where a column was not asked for."""
+    """The wanted messages of a run, as Arrow stores them; None for a column that was not asked for."""
 
     end: int  # where the first record that does not pass would begin
-    last: int  # sequence of the last record, wanted or not; 0 where there is none
+    last: int  # sequence of the last record, wanted or not; 0 if there is none
     rows: int
     sequences: Any  # i64
     times: Any  # µs, i64
@@ -64,7 +63,7 @@ class ArrowColumns(NamedTuple):
     topic_ends: Any
     topics: Any
     positions: Any  # u32, of the records in the buffer; None where no message has headers
-    headers: Any  # u16: bytes of each one's headers
+    headers: Any  # u16: header bytes of each message
 
 
 def columns(
@@ -76,9 +75,9 @@ def columns(
     strangers: bool,
     allocate: Callable[[int], bytearray] = bytearray,
 ) -> ArrowColumns:
-    """The columns of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may
-    be `strangers`, which are left out. `allocate` returns at least that many bytes; a column that ends early has more
-    than it needs."""
+    """Return the columns of the run at `begin`. Raises KeyError for a message of a stream that is not in the table;
+    with `strangers`, such messages are left out instead. `allocate` returns at least that many bytes; a column that
+    ends early has more than it needs."""
     said = table.numbers, table.bounds, table.ends, table.names
     if MISSING:
         return _columns(bytes(data), begin, table, asked, strangers)
@@ -131,18 +130,18 @@ def _ends(pieces: Iterable[bytes]) -> bytearray:
 
 
 class FilteredRun(NamedTuple):
-    """The records of some streams, of a run."""
+    """The records of some streams in a run."""
 
     end: int  # where the first record that does not pass would begin
-    last: int  # sequence of the last one that passed; 0 where there is none
+    last: int  # sequence of the last record that passed; 0 if there is none
     rows: int  # records of those streams
-    newest: int  # where the last of these lies; -1
+    newest: int  # where the last of these lies; -1: there is none
     headed: int  # whether any record of the run has headers
-    seen: bytearray  # of each stream, whether it has some
-    kept: bytes | None  # their bytes; None: all there are
+    seen: bytearray  # of each stream, whether it has records
+    kept: bytes | None  # bytes of the records of those streams; None: all of the run's
 
 
 def filter_run(data: Buffer, numbers: array[int]) -> FilteredRun:
-    """Messages and end marks of the streams that have these numbers, which ascend. In C only."""
+    """Filter a run to the messages and EOF markers of the streams with these ascending numbers. Requires the C part."""
     found: tuple[Any, ...] = _native.pick(data, numbers)
     return FilteredRun(*found)

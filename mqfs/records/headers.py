@@ -14,23 +14,23 @@ from mqfs import limits
 _VALUE_SIZE = struct.Struct("<H")
 
 SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "single", "held"
-TO, DUE = "to", "due"  # of a message that waits for its time: its stream's number, engine ns
+TO, DUE = "to", "due"  # of a delayed message: its stream's number, and when it is due, engine ns
 STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead letter
 REASON, CONSUMER = "reason", "consumer"
-EVERY, CRON, NEXT = "every", "cron", "next"  # of one that waits as a schedule: when it is due, and the next wall ns
-EXPECT = "expect"  # of a frame of `.batch`: a condition, which no record has
-NORMAL = 5  # priority of a message that says none
+EVERY, CRON, NEXT = "every", "cron", "next"  # of a schedule: its rule, and its next run, wall ns
+EXPECT = "expect"  # a condition in a frame of `.batch`; no record has it
+NORMAL = 5  # priority of a message without one
 PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
 KEY = "key"  # which messages belong together; a client sets it
 REPLY_TO = "reply-to"  # the stream of its group to which a reply is to be written; a client sets it
-TOPIC = "fsq-topic"  # of a stream whose name is too short for it: all of it; a client sets it
+TOPIC = "fsq-topic"  # the whole topic, if a stream's name is too short for it; a client sets it
 OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE, EVERY, CRON, NEXT, EXPECT})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})
 RESERVED = OWN | LETTER  # a client may not set these itself
 
 
 def encode(headers: Mapping[str, str]) -> bytes:
-    """Keys of at most 255 bytes, values of at most 65,535."""
+    """Encode headers in the given order. Keys have at most 255 bytes, values at most 65,535."""
     parts = []
     for key, value in headers.items():
         name, text = key.encode(), value.encode()
@@ -39,7 +39,7 @@ def encode(headers: Mapping[str, str]) -> bytes:
 
 
 def key(name: str) -> bytes:
-    """How a header of that name begins, encoded: headers without these bytes do not have it."""
+    """Return the encoded beginning of a header of that name: headers without these bytes do not have it."""
     return bytes([len(name)]) + name.encode()
 
 
@@ -48,12 +48,12 @@ _KEY = key(KEY)
 
 @lru_cache(limits.CONNECTIONS)
 def of_sender(uid: int) -> bytes:
-    """The header that the server sets, encoded."""
+    """Return the encoded header `sender`, which the server sets."""
     return encode({SENDER: str(uid)})
 
 
 def decode(data: bytes) -> dict[str, str]:
-    """A header that is not whole at the end is left out; a record that passed its check has none."""
+    """Decode headers. An incomplete one at the end is left out; a record that passed its check has none."""
     headers: dict[str, str] = {}
     at = 0
     while at < len(data):
@@ -67,15 +67,15 @@ def decode(data: bytes) -> dict[str, str]:
 
 
 def key_of(data: bytes) -> bytes:
-    """The key that headers have; empty: none."""
+    """Return the value of `key` in encoded headers, at most limits.KEY_BYTES of it; empty if there is none."""
     if _KEY not in data:
         return b""
     return decode(data).get(KEY, "").encode()[: limits.KEY_BYTES]
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """The header `part`: which part of a body, and how many there are where it says so (else 0). (0, 0): malformed, or
-    there is none."""
+    """Parse the header `part`: the number of the part, and the number of parts, or 0 if it is not given. (0, 0):
+    malformed, or no header."""
     number, slash, total = text.partition("/")
     if not _is_count(number) or (slash and not _is_count(total)):
         return 0, 0

@@ -16,7 +16,7 @@ from google_crc32c import extend, value
 from mqfs.model import MORE, Buffer, Kind, Record
 
 INNER = 2  # flag: not the first record of its batch
-SETTLED = 4  # flag: when this was written, everything before it was known to be on disk
+SETTLED = 4  # flag: when this was written, everything before it was on disk
 
 HEAD = struct.Struct("<IIQqIBBH")
 HEAD_BYTES = HEAD.size
@@ -29,7 +29,7 @@ _END = Kind.END.value
 _IN_UNIT = MORE | INNER
 _KIND = re.compile(b"[%s]" % re.escape(bytes(sorted(_KINDS))))
 _KIND_AT = 28  # in a head
-_SPARE_BYTES, _SPARE_RATE = 64 << 20, 64  # that a search checks: at once, and for each byte that it has passed
+_SPARE_BYTES, _SPARE_RATE = 64 << 20, 64  # bytes that a search checks: in advance, and for each byte that it has passed
 _NAME = struct.Struct("<IH")
 _pack = HEAD.pack
 _pack_checked = _CHECKED_HEAD.pack
@@ -49,7 +49,7 @@ class RowColumns(Protocol):
 
 
 class Row(NamedTuple):
-    """Where a record lies and what its head says. `headers` and `body` are byte counts."""
+    """The position of a record, and the fields of its head. `headers` and `body` are byte counts."""
 
     sequence: int
     time_ns: int
@@ -66,12 +66,12 @@ class Row(NamedTuple):
 
 
 def padded(size: int) -> int:
-    """Bytes that a record of that size takes in a log."""
+    """Return the bytes that a record of that size takes in a log."""
     return (size + 7) & ~7
 
 
 def encode(sequence: int, time_ns: int, stream: int, kind: int, flags: int, headers: bytes, body: bytes) -> bytes:
-    """The bytes of one record, with its padding."""
+    """Encode one record, with its padding."""
     size = HEAD_BYTES + len(headers) + len(body)
     checked = _pack_checked(size, sequence, time_ns, stream, kind, flags, len(headers))
     if size < _SMALL_BYTES:
@@ -83,12 +83,12 @@ def encode(sequence: int, time_ns: int, stream: int, kind: int, flags: int, head
 
 
 def settled(data: Buffer) -> bytearray:
-    """A copy of a run of records whose first one says that everything before it is on disk."""
+    """Return a copy of a run of records whose first one is marked SETTLED: everything before it is on disk."""
     return with_flags(data, data[FLAGS_AT] | SETTLED)
 
 
 def with_flags(data: Buffer, flags: int) -> bytearray:
-    """A copy of a run of records whose first one has those flags."""
+    """Return a copy of a run of records whose first one has those flags."""
     made = bytearray(data)
     size = int.from_bytes(made[:4], "little")
     made[FLAGS_AT] = flags
@@ -97,7 +97,7 @@ def with_flags(data: Buffer, flags: int) -> bytearray:
 
 
 def encode_names(sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
-    """A record that tells the names of streams: each `u32 number, u16 bytes of the name, name`."""
+    """Encode a record with names of streams: each `u32 number, u16 bytes of the name, name`."""
     pieces = []
     for number, name in names.items():
         text = name.encode()
@@ -106,19 +106,19 @@ def encode_names(sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes
 
 
 def encode_deliveries(sequence: int, time_ns: int, deliveries: int) -> bytes:
-    """A record that tells how often the message after it was delivered, this time included: u32."""
+    """Encode a record with the delivery count of the message after it, this delivery included: u32."""
     return encode(sequence, time_ns, 0, Kind.DELIVERIES, 0, b"", deliveries.to_bytes(4, "little"))
 
 
 def decode(data: bytes) -> Record | None:
-    """The record whose bytes, without padding, are `data`; None where they do not pass."""
+    """Decode the record whose bytes, without padding, are `data`; None if it fails its check."""
     if len(data) < HEAD_BYTES:
         return None
     size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data)
     if size != len(data):
         return None
     body = HEAD_BYTES + headers
-    if size >= _SMALL_BYTES:  # the body is copied once
+    if size >= _SMALL_BYTES:  # copies the body only once
         rest = data[body:]
         found = extend(value(data[:4] + data[8:body]), rest)
         return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], rest) if found == crc else None
@@ -128,7 +128,7 @@ def decode(data: bytes) -> Record | None:
 
 
 def heads(data: Buffer) -> list[tuple[int, int, int, int]]:
-    """(sequence, stream, kind, bytes of the body) of each record of a run that was checked."""
+    """Return (sequence, stream, kind, bytes of the body) of each record of a run that was checked."""
     found, at, end = [], 0, len(data)
     while at < end:
         size, _, sequence, _, stream, kind, _, headers = _unpack(data, at)
@@ -138,7 +138,8 @@ def heads(data: Buffer) -> list[tuple[int, int, int, int]]:
 
 
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
-    """The record at `data[at:]` if it is whole and passes its check; `base` is the position of data[0] in the log."""
+    """Return the row of the record at `data[at:]`; None if it is not whole or fails its check. `base` is the position
+    of data[0] in the log."""
     if at + HEAD_BYTES > len(data):
         return None
     size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
@@ -154,9 +155,9 @@ Add = Callable[[int, int, int, int, int, int, int, int], None]  # as Row, the ti
 
 
 def skim(data: bytes, at: int, base: int, rows: RowColumns, add: Add) -> int:
-    """Take the whole run of records, each a batch of its own, that begins at `at`: messages into `rows`, others by
-    `add`. Returns where it ends. What `row_at` would do, three times as fast: a start after a kill reads the tail of
-    every bucket."""
+    """Scan the run of records, each a batch of its own, that begins at `at`; return where it ends. Messages are
+    appended to `rows`, others passed to `add`. It does what `row_at` does, three times as fast: a start after a kill
+    reads the tail of every bucket."""
     sequences, times, positions = rows.sequences.append, rows.times.append, rows.positions.append
     bodies, streams, heads, kinds = rows.bodies.append, rows.streams.append, rows.headers.append, rows.kinds.append
     last = len(data) - HEAD_BYTES
@@ -183,20 +184,19 @@ def skim(data: bytes, at: int, base: int, rows: RowColumns, add: Add) -> int:
 
 
 def next_good(data: bytes, bad: int, low: int = -1) -> int:
-    """Where the next record that passes, and whose sequence fits, begins behind the bad one at `bad`; -1 if there is
-    none. `low`: the sequence of the message before it.
+    """Return where the next record begins, after the bad one at `bad`, that passes its check and has a fitting
+    sequence; -1 if there is none. `low`: the sequence of the message before the bad record.
 
-    The size of the bad one may be what is damaged, so every place is looked at. But a body may hold what looks like
-    records, written by who wants them to be taken for some: where the size leads to a record that passes, those before
-    that one have sequences below it, and where only one message has room between, they count only if the bad one
-    passes with the size that ends there.
+    The size of the bad record may be the damaged field, so every position is tried. But a body may hold forged records.
+    If the size leads to a record that passes, records before that one must have lower sequences. If moreover only one
+    message fits in between, they count only if the bad record passes with the size that ends there.
     """
     high, told = 1 << 64, -1  # above every sequence; where the size leads to
     after = row_at(data, bad + padded(_unpack(data, bad)[0])) if bad + HEAD_BYTES <= len(data) else None
     if after is not None and _fits(after.sequence, after.kind, low, high):
         high, told = after.sequence + (after.kind > _END), after.position
     is_next = told >= 0 and high - low <= 2
-    spare = _SPARE_BYTES  # what a body full of heads may cost is linear in its size
+    spare = _SPARE_BYTES  # makes the cost of a body full of heads linear in its size
     last = len(data) - HEAD_BYTES
     for found in _KIND.finditer(data, bad + 8 + _KIND_AT):
         at = found.start() - _KIND_AT
@@ -220,17 +220,17 @@ def next_good(data: bytes, bad: int, low: int = -1) -> int:
 
 
 def size_to(data: bytes, at: int, end: int) -> int:
-    """With which size, padded up to `end`, the record there passes its check; 0: with none."""
+    """Return the size, padded up to `end`, with which the record at `at` passes its check; 0 if there is none."""
     sizes = range(end - at, max(end - at - 8, HEAD_BYTES - 1), -1)
     return next((size for size in sizes if row_at(size.to_bytes(4, "little") + data[at + 4 : at + size], 0)), 0)
 
 
 def _fits(sequence: int, kind: int, low: int, high: int) -> bool:
-    """Whether a record with it may stand behind the message `low` and before `high`: messages take a sequence, others
-    carry the last one that was taken."""
+    """Whether a record with that sequence may follow the message `low` and precede `high`: messages use up a sequence,
+    other records carry the last one used."""
     return (low < sequence if kind <= _END else low <= sequence) and sequence < high
 
 
 def last_byte(data: bytes) -> int:
-    """Bytes up to the last one that is not zero."""
+    """Return the number of bytes up to the last one that is not zero."""
     return len(data.rstrip(b"\0"))

@@ -19,8 +19,8 @@ except ImportError as error:
 else:
     MISSING = ""
 
-EPHEMERAL = 4  # flag of a record: for those who read the ring, and not for the log
-OWN = 8  # flag of a record: the server's own, of which the ring does not have everything
+EPHEMERAL = 4  # flag of a record: for readers of the ring, not for the log
+OWN = 8  # flag of a record: the server's own, of which the ring has only a part
 
 _NATIVE = ("HEAD_BYTES", "Consumer", "Ring", "attach", "bell", "crc32c", "create", "wait_any")
 if not MISSING:
@@ -39,19 +39,19 @@ def scan(buffer: Buffer, base: int = 0) -> RecordColumns:
 
 
 def is_ordered(rows: RecordColumns) -> bool:
-    """Whether each sequence is the one after that before it, and no time is before that before it."""
+    """Whether each sequence follows the one before it by 1, and no time is earlier than the one before it."""
     return bool(_need().ordered(rows.sequences, rows.times))
 
 
 def is_plain(rows: RecordColumns, most: int, streams: range) -> bool:
-    """Whether all are messages without headers that a client may publish: whole atomic batches and ephemeral ones, with
-    bodies of 1 to `most` bytes, of streams with numbers in that range."""
+    """Whether all rows are messages without headers that a client may publish: whole atomic batches or ephemeral
+    messages, with bodies of 1 to `most` bytes, of streams with numbers in that range."""
     columns = rows.bodies, rows.headers, rows.kinds, rows.flags, rows.streams
     return bool(_need().plain(*columns, most, streams.start, streams.stop))
 
 
 def moved(rows: RecordColumns, by: int) -> RecordColumns:
-    """The same rows, each at a position `by` bytes further on, or back where that is negative."""
+    """Return the same rows with positions `by` bytes further on; a negative `by` moves them back."""
     return rows._replace(positions=memoryview(_need().shift(rows.positions, by & 0xFFFFFFFF)).cast("I"))
 
 
@@ -69,4 +69,4 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name in _NATIVE:
             return getattr(_need(), name)
-        raise AttributeError(name)  # of a module of this package, say
+        raise AttributeError(name)  # a submodule of this package, for example

@@ -1,6 +1,6 @@
 """The wire protocol of the attach socket (docs/reference/ring-protocol.md): packets ↔ JSON objects, errors among them.
 
-Spoken by attach_socket.py and by the library. Does no I/O.
+It is spoken by attach_socket.py and by the library. There is no I/O here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from mqfs import errors, limits
 
 VERSION = 1  # of this protocol; that of the ring is checked when a process attaches to it
-SUFFIX = ".ring"  # of the socket's path, after that of 9P
+SUFFIX = ".ring"  # appended to the path of the 9P socket
 
 
 def encode(packet: dict[str, Any]) -> bytes:
@@ -19,7 +19,7 @@ def encode(packet: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Raises BadRequest."""
+    """Parse a packet. Raises BadRequest."""
     if len(data) > limits.RING_PACKET_BYTES:
         raise errors.BadRequest(f"packet too long (expected at most {limits.RING_PACKET_BYTES} bytes)")
     try:

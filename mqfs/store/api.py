@@ -267,8 +267,8 @@ class RingPort(Protocol):
 
     @property
     def floor(self) -> int:
-        """The lowest sequence that a process following the ring may not have read yet; valid after the ring has ended,
-        too."""
+        """The lowest sequence that a process following the ring may not have read yet; NEVER without such a process. It
+        stays valid after the ring has ended."""
         ...
 
     def drain(self) -> None:

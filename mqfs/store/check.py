@@ -35,19 +35,20 @@ from mqfs.store.sequences import reserve_body, reserved_by
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock, write_label
 
 Report = Callable[[str], None]
-Progress = Callable[[str], None]  # how far it is
-_PIECE = 1 << 20  # of a log, read for its first records
+Progress = Callable[[str], None]  # shows how far the check is
+_PIECE = 1 << 20  # bytes read of a log for its first records
 _NAMES = {"mqfs", "lock", "keeper", "replica", "promote", "lost+found", *FOLDERS}
-_NAMED = 10  # damaged records
+_NAMED = 10  # damaged records listed
 
 
 def no_progress(text: str) -> None:
-    """Nobody looks."""
+    """Show no progress."""
 
 
 def check(path: str, fix: bool = False, report: Report = print, progress: Progress = no_progress) -> int:
-    """Report each fault in one line; returns their number. Raises BadStore where it is no store or in use, and for a
-    repair where it is open to other users: the start that ends the repair would be refused.
+    """Report each fault in one line; return their number. Raises BadStore if the path is no store or the store is in
+    use. For a repair it is also raised if the store is open to other users: the start that ends the repair would be
+    refused.
 
     Lines that begin with "note: " are no damage: an unclean stop left it, and the next start repairs it.
     """
@@ -77,7 +78,7 @@ def check(path: str, fix: bool = False, report: Report = print, progress: Progre
 
 
 def _start_once(path: str, report: Report, progress: Progress) -> None:
-    """A start and a clean stop: cuts torn tails and writes the indexes."""
+    """Start the store and stop it cleanly, which cuts torn tails and writes the indexes."""
     store = DiskStore(path)
     try:
         groups = store.groups()
@@ -96,7 +97,7 @@ def _start_once(path: str, report: Report, progress: Progress) -> None:
 class Checker:
     def __init__(self, disk: Disk, path: str, fix: bool, report: Report, progress: Progress) -> None:
         self.disk, self.path, self.fix, self.report, self.progress = disk, path, fix, report, progress
-        self.place = ""  # how far it is
+        self.place = ""  # how far the check is
         self.problems = 0
         self.reserved = 0
 
@@ -107,7 +108,7 @@ class Checker:
     # ------------------------------------------------------------ the folder
 
     def label(self) -> None:
-        """The label, which is made by way of staging/."""
+        """Check the label; a repair writes a new one by way of staging/."""
         if self.disk.exists(f"{self.path}/mqfs"):
             _, self.reserved = read_label(self.disk, self.path)
             return
@@ -117,7 +118,7 @@ class Checker:
             write_label(self.disk, self.path, str(uuid.uuid4()), self.reserved)
 
     def names(self) -> None:
-        """The names beside the buckets."""
+        """Check the names beside the buckets."""
         for name in sorted(set(self.disk.listdir(self.path)) - _NAMES):
             self.report(f"note: {name}: not a part of a store")
         for name in FOLDERS:
@@ -158,7 +159,7 @@ class Checker:
         self._segments(number, folder, logs)
 
     def _state_of(self, folder: str, logs: list[str]) -> int:
-        """The group that its newest state is of; 0 where that is not known."""
+        """Return the group number in the newest state of the last segment; 0 if it is unknown."""
         state = History([Log(self.disk, folder, logs[-1], logs)]).state
         if state is None or not is_json(state):
             return 0
@@ -166,7 +167,7 @@ class Checker:
         return group if isinstance(group, int) else 0
 
     def _without_folders(self, number: int, folder: str, logs: list[str]) -> list[str]:
-        """Those that are files."""
+        """Return the names in `logs` that are files; report the folders."""
         wrong = [name for name in logs if self.disk.is_folder(f"{folder}/{name}")]
         for name in wrong:
             self.problem(f"group {number}: {name} is a folder")
@@ -175,15 +176,15 @@ class Checker:
         return [name for name in logs if name not in wrong]
 
     def _renamed(self, number: int, folder: str, logs: list[str], moved: list[str]) -> list[str]:
-        """Segments that hold less than their name says have another's name: each gets its own, or goes aside. `moved`:
-        those that a repair which did not end left on their way."""
+        """Handle segments that hold lower sequences than their names say: each gets its own name, or is moved aside.
+        Returns the names to check. `moved`: segments that an interrupted repair left half renamed."""
         least = {name: self._least(folder, name) for name in logs + moved}
         foreign = [name for name in logs if least[name] < int(name[:-4])] + moved
         for name in foreign:
             self.problem(f"group {number}: {name} holds sequence {least[name]}")
         if not foreign or not self.fix:
             return [name for name in logs if name not in foreign]
-        on_way = {name: name for name in moved}  # what each is called meanwhile: where it was
+        on_way = {name: name for name in moved}  # current name -> name before the renaming
         for name in {*foreign, *(f"{least[name]:020d}.log" for name in foreign)} & set(logs):
             if (made := f"{name[:-4]}{MOVED}") not in on_way:
                 self.disk.rename(f"{folder}/{name}", f"{folder}/{made}")
@@ -194,7 +195,7 @@ class Checker:
         return sorted(name for name in self.disk.listdir(folder) if name.endswith(".log") and name[:-4].isdecimal())
 
     def _least(self, folder: str, name: str) -> int:
-        """The lowest sequence it holds: the first piece says it, unless a state fills that."""
+        """Return the lowest sequence in the log. Its first piece is enough, unless a state fills that."""
         with opened(self.disk, f"{folder}/{name}") as fd:
             data = self.disk.pread(fd, _PIECE, 0)
         index, others = OpenIndex(), NonMessageRecords()
@@ -248,8 +249,8 @@ class Checker:
             self._write_newest(number, newest, bound, whole, state)
 
     def _is_left(self, number: int, log: Log) -> bool:
-        """Whether a replica may have a part of that segment, or has all of the newest. It would be another than the
-        copies have: what is copied of it later, by its positions, would overwrite theirs."""
+        """Whether to leave a segment alone because a replica may have a part of it, or all of the newest. A rewritten
+        one would differ from the copies: bytes copied later, by their positions, would overwrite theirs."""
         if not self.disk.exists(f"{self.path}/replica"):
             return False
         try:
@@ -266,26 +267,28 @@ class Checker:
         return True
 
     def _without_unwritten(self, number: int, folder: str, names: list[str]) -> list[str]:
-        """Without the newest ones whose heads never reached the disk, as a start sees it: nothing behind a head is on
-        disk before it, so nothing is missing between what is left and these."""
+        """Return the names without the newest segments whose heads never reached the disk, as a start does. Nothing
+        after a head is on disk before it, so no record is missing before these."""
         while len(names) > 1:
             log = Log(self.disk, folder, names[-1], names)
             if log.found.end or log.found.bad:
                 break
             self._records(number, log)
-            self._index(number, log)  # one that is there says that the head was on disk
+            self._index(number, log)  # an index would prove that the head was on disk
             names = names[:-1]
         return names
 
     def _newest_first(self, folder: str, names: list[str]) -> Iterator[Log]:
-        """The bytes of one at a time are in memory, however many have no whole state."""
+        """Yield the logs, the newest first. Only one at a time has its bytes in memory, however many lack a whole
+        state."""
         for name in reversed(names):
             log = Log(self.disk, folder, name, names)
             yield log
             log.drop_bytes()
 
     def _state(self, number: int, folder: str, names: list[str], history: History) -> tuple[bool, GroupState]:
-        """Whether it is whole, and the state as far as it is known; with all that has messages where it is not."""
+        """Return whether the state is whole, and the state as far as it is known; if not whole, with all streams that
+        have messages."""
         owner = Attributes(0o700 if number > 1 else 0o755, os.geteuid(), os.getegid())
         has_state = history.state is not None
 
@@ -297,7 +300,7 @@ class Checker:
             replay(state, history, history.lost, owner, streams)
         except (ValueError, LookupError):
             if not history.lost:
-                return True, unknown(number, owner)  # the record is whole and makes no sense: nothing replaces it
+                return True, unknown(number, owner)  # the record is whole and invalid: nothing replaces it
             state = unknown(number, owner)
             retain_all(state, owner, streams())
         if not has_state:
@@ -322,11 +325,11 @@ class Checker:
             self.report(f"note: group {number}: {log.name} does not begin with a state")
 
     def _order(self, number: int, log: Log, last: int, end: int) -> int:
-        """Sequences grow, and times do not go back."""
+        """Check that sequences grow and times do not go back; return the last sequence."""
         time_ns = 0
         for sequence, when in zip(log.index.sequences, log.index.times, strict=True):
             if sequence >= end:
-                break  # it is in the next segment too: a compaction was interrupted
+                break  # the next segment has it too: a compaction was interrupted
             if sequence <= last:
                 self.problem(f"group {number}: {log.name}: message {sequence} comes after {last}")
             if when < time_ns:
@@ -335,7 +338,7 @@ class Checker:
         return last
 
     def _bodies(self, number: int, log: Log) -> None:
-        """States and changes are JSON."""
+        """Check that states and changes are JSON."""
         for row in log.others:
             if row.kind in (Kind.CHANGE, Kind.CLOCK) and not is_json(log.body(row)):
                 self.problem(f"group {number}: {log.name}: the change at {row.position} is not JSON")
@@ -344,7 +347,7 @@ class Checker:
             self.problem(f"group {number}: {log.name}: its state is not JSON")
 
     def _index(self, number: int, log: Log) -> None:
-        """That the index, if there is one, fits the log."""
+        """Check that the index, if there is one, fits the log."""
         path = f"{log.path[:-4]}.idx"
         if not self.disk.exists(path):
             if not log.newest:
@@ -359,8 +362,8 @@ class Checker:
     # ------------------------------------------------------------ repair
 
     def _write_newest(self, number: int, log: Log, bound: int, whole: bool, state: GroupState) -> None:
-        """Rewrite the newest segment, with numbers reserved past all that the damage may have hidden, and the state
-        where that was not whole."""
+        """Rewrite the newest segment, with sequences reserved past all that the damage may have hidden. If the state
+        was not whole, it is written too."""
         bodies: list[bytes] = []
         if not whole:
             data, step = state.encode(), limits.STATE_RECORD_BYTES
@@ -378,7 +381,7 @@ class Checker:
                 self.report(f"note: group {number}: stream {name}: its record is missing")
 
     def _write_anew(self, number: int, log: Log, extra: list[bytes]) -> None:
-        """Write a log of the sound records; the old file goes to quarantine/ whole."""
+        """Write a log of the sound records; the old file is moved to quarantine/ whole."""
         made = f"{self.path}/staging/{number}-{log.name}"
         write_file(self.disk, made, log.good() + b"".join(extra))
         aside = _free_name(f"{self.path}/quarantine/{number}-{log.name[:-4]}-0", self.disk)
@@ -392,7 +395,7 @@ class Checker:
 
 
 def _index_fault(log: Log, data: bytes) -> str:
-    """Why an index is damaged; "" if it is sound."""
+    """Return why an index is damaged; "" if it is sound."""
     at = to = messages = 0
     index, others = OpenIndex(), bytearray()
     while at < len(data):
@@ -409,7 +412,7 @@ def _index_fault(log: Log, data: bytes) -> str:
         others += part.rows
         at, to, messages = at + part.size, part.to, messages + part.messages
     if log.found.bad:
-        return ""  # the log's own fault
+        return ""  # the index may list what is damaged in the log
     for name in ("sequences", "times", "positions", "bodies", "streams", "headers", "kinds"):
         if getattr(index, name) != getattr(log.index, name)[:messages]:
             return f"has other {name} than its log"
@@ -427,7 +430,8 @@ def _free_name(path: str, disk: Disk) -> str:
 
 
 def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:
-    """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""
+    """Return the lowest sequence in a log: of a message, or the one at which its head says it begins; `first` if it has
+    none."""
     heads = [others[0].sequence + 1] if len(others) else []
     return min([*heads, *index.sequences[:1]], default=first)
 
@@ -436,7 +440,7 @@ class Log:
     """One segment's log, read whole."""
 
     def __init__(self, disk: Disk, folder: str, name: str, names: Sequence[str]) -> None:
-        """`names`: of all segments of the group."""
+        """`names`: those of all segments of the group."""
         newest = name == names[-1]
         self.folder, self.name, self.newest = folder, name, newest
         self._disk = disk
@@ -445,13 +449,13 @@ class Log:
         self.data = read_file(disk, self.path)
         self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), NonMessageRecords()
-        self.listed: dict[int, Row | None] = {}  # where its index says that records are, and those that are no messages
+        self.listed: dict[int, Row | None] = {}  # positions in its index; rows of non-messages
         covered = self.covered = self._covered()
         end = covered if newest else len(self.data)
         self.found: RecoveryScan = self._scan(end, covered)
         if newest and covered < len(self.data):
             self._tail(covered)
-        if len(names) == 1 and not self.found.end:  # the only one was on disk before it got its name
+        if len(names) == 1 and not self.found.end:  # the only segment was on disk before it got its name
             self.found = self._scan(len(self.data), last_byte(self.data))
         self._judge_listed()
         self.doubtful, self.damaged_head = self.found.doubtful, self.found.head
@@ -460,7 +464,8 @@ class Log:
         return scan_segment(self.data[:end], 0, self.index, self.others, covered=covered)
 
     def _judge_listed(self) -> None:
-        """What the index covers it lists: damage that it does not list was torn before."""
+        """Sort out damage within the range that the index covers: the index lists all records there, so bad ranges
+        without a listed record were torn before."""
         others = [
             at for at, row in self.listed.items() if row is not None and not is_reserve(row.kind, row.stream, row.body)
         ]
@@ -473,7 +478,7 @@ class Log:
                 self.found.doubtful.add(start)
             if not any(start <= at < end for at in self.listed):
                 torn.append((start, end))
-        if torn:  # but what a record behind it says was on disk: an index that was made again lists no damage
+        if torn:  # except what a SETTLED record proves to be damage: an index made again lists none
             data = self.data[: self.covered]
             damaged = scan_segment(data, 0, OpenIndex(), NonMessageRecords(), covered=0).bad
             torn = [stretch for stretch in torn if stretch not in damaged]
@@ -483,7 +488,7 @@ class Log:
             self.index, self.others = self._listed_only()
 
     def _listed_only(self) -> tuple[OpenIndex, NonMessageRecords]:
-        """Without the rest of a batch that was torn."""
+        """Return the index and the other records without the remaining records of torn batches."""
         index, others = OpenIndex(), NonMessageRecords()
         kept = [n for n, at in enumerate(self.index.positions) if at >= self.covered or at in self.listed]
         for name, code in COLUMNS:
@@ -496,12 +501,12 @@ class Log:
         return index, others
 
     def _covered(self) -> int:
-        """How far its index says that it is on disk: damage before that is no torn tail."""
+        """Return the position up to which its index says that the log is on disk: damage before it is no torn tail."""
         path, covered, at = f"{self.path[:-4]}.idx", 0, 0
         data = read_file(self._disk, path) if self._disk.exists(path) else b""
         while (part := decode_part(data, at, at)) is not None and part.start == covered:
             if not at and decode(self.data[: int.from_bytes(self.data[:4], "little")]) is None:
-                self.identity = part.identity  # the first record is damaged, and does not say which log this is
+                self.identity = part.identity  # the first record is damaged, and its CRC cannot identify the log
             if part.to > len(self.data) or part.identity != self.identity or not columns_pass(data, part):
                 break
             at, covered = at + part.size, part.to
@@ -526,7 +531,8 @@ class Log:
         return self.data[row.position + row.size - row.body : row.position + row.size]
 
     def good(self) -> bytes:
-        """The records that pass, in order. Of a batch that lost a record each other is one of its own from then on."""
+        """Return the records that pass, in order. Of a batch that lost a record, the remaining parts become batches of
+        their own."""
         index = self.index
         spans = [(position, size_of(index, n)) for n, position in enumerate(index.positions)]
         states = whole_states(self)
@@ -555,7 +561,7 @@ class Log:
         return (len(sequences), sequences[0], sequences[-1]) if sequences else (0, 0, 0)
 
     def drop_bytes(self) -> None:
-        """Only `read` is called from now on; it reads the file."""
+        """Drop the bytes from memory: from now on only `read` is called, which reads the file."""
         self.data = b""
 
     def read(self, position: int, size: int) -> bytes:
@@ -565,7 +571,7 @@ class Log:
             return self._disk.pread(fd, size, position)
 
     def report_corruption(self, position: int, data: bytes) -> None:
-        """It was found before."""
+        """Do nothing: the scan reported it before."""
 
     def drop_index_cache(self) -> None:
-        """It stays in memory."""
+        """Do nothing: the index stays in memory."""

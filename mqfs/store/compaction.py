@@ -4,15 +4,15 @@
     trim          1 is removed
     compaction    40 and 72 become one segment 40: the live messages of both, the head and the changes of 72
 
-What made messages unwanted is on disk before a segment is removed. Of the segments that one replaces, the others are
-removed from the lowest on, each durably before the next: until all are gone, what is in two places is the same. Work is
-done in portions; a segment that is appended to, or that may hide damage, is left as it is.
+The records that made messages unwanted are on disk before a segment is removed. Of the segments that one replaces, the
+others are removed from the lowest on, each durably before the next: until all are removed, both copies of a message are
+the same. Work is done in portions. A segment that is appended to, or that may hide damage, is not compacted.
 
     staging/1-…40.compact, .compact.idx    both synced; then the log gets its name, then the index
     after a kill between the two           the next start puts the index in place
 
-Not the index first: of a torn tail only the old index says that it is one. Not without one: a copy continues a segment
-that has none, with frames of what was replaced.
+The index is not put in place first: only the old index says that a torn tail is one. The log is not put in place
+without an index: a copy continues a segment that has none, with frames of the replaced segment.
 """
 
 from __future__ import annotations
@@ -52,40 +52,40 @@ from mqfs.store.sequences import reserve_body
 
 log = logging.getLogger("mqfs.store")
 
-_LOOKS = 4  # segments of which one trim reads the index
-_PORTION = 256  # records copied between two looks at the clock
-_LOOKED = 4_096  # messages counted between two looks at the clock
-_REMEMBERED = 64  # streams whose messages are enough to leave a segment as it is, until a watermark passes them
+_LOOKS = 4  # segments whose index one trim may load
+_PORTION = 256  # records copied between two readings of the clock
+_LOOKED = 4_096  # messages counted between two readings of the clock
+_REMEMBERED = 64  # streams that are remembered of a dense segment, until a watermark passes them
 _BUFFER = 256 << 10
 _RUN = 64  # segments that one replaces: they are removed one by one, each with a sync
 
-Work = Generator[bool, None, None]  # yields between portions; True: it waits for a sync
+Work = Generator[bool, None, None]  # yields between portions; True: the work waits for a sync
 
 
 class SegmentRemoval:
-    """Removes files, and takes their segments out of the chain."""
+    """Removes the files of segments, and takes these out of the chain."""
 
     __slots__ = ("_chain", "_closed", "_commit", "_replaced", "_syncing", "paused")
 
     def __init__(self, chain: Chain, commit: GroupCommit) -> None:
         self._chain, self._commit = chain, commit
-        self.paused = False  # a compaction has chosen segments: none may go meanwhile
-        self._replaced: deque[Segment] = deque()  # their messages are in another segment
-        self._syncing = False  # a sync is under way after which the first of them goes
+        self.paused = False  # a compaction has chosen segments: none may be removed meanwhile
+        self._replaced: deque[Segment] = deque()  # compacted into another segment, and to be removed
+        self._syncing = False  # a sync is under way, after which the first of them is removed
         self._closed = False
 
     @property
     def is_pending(self) -> bool:
-        """Whether files of replaced segments may be there after a crash: their messages would count again."""
+        """Whether files of replaced segments may still exist after a crash: their messages would count again."""
         return bool(self._replaced) or self._syncing
 
     def remove(self, segments: list[Segment]) -> None:
-        """Remove them after a sync. Those that are still needed then stay."""
+        """Remove the segments after a sync, except those that are in use then."""
         self._commit.sync(lambda error: None if error else self._remove_now(segments))
 
     def _remove_now(self, segments: list[Segment]) -> None:
         if self.paused:
-            return  # perhaps one of them; the next trim asks again
+            return  # it may be one of these; the next trim tries again
         for segment in segments:
             if segment in self._chain.segments and not self._commit.has_unsynced(segment) and not self._closed:
                 try:
@@ -101,8 +101,8 @@ class SegmentRemoval:
         self._chain.lowest = None
 
     def _held_until(self, segment: Segment) -> int:
-        """Where the sequences end that a copy needs no more. Not where the next segment begins: of one between the two
-        that was lost here nothing is known. Raises OSError, MqfsError."""
+        """Return the end of the sequences that a copy no longer needs. It is not the start of the next segment: a
+        segment between the two may have been lost here. Raises OSError, MqfsError."""
         if self._commit.copy is None:
             return segment.first
         return min(self._chain.end_of(self._chain.segments.index(segment)), last_sequence(segment) + 1)
@@ -112,7 +112,7 @@ class SegmentRemoval:
             self._remove_files(segment)
 
     def replace(self, run: list[Segment], used: int, put_in_place: Callable[[], None]) -> None:
-        """Replace a run of segments by one of that length, which has the name of the first."""
+        """Replace a run of segments by one segment of `used` bytes, which has the name of the first."""
         assert run[0] in self._chain.segments
         put_in_place()
         for segment in run:
@@ -126,13 +126,14 @@ class SegmentRemoval:
         self.resume()
 
     def resume(self) -> None:
-        """Continue with the replaced ones; one that could not be removed is tried again."""
+        """Continue to remove the replaced segments; a removal that failed is retried."""
         if self._replaced and not self._syncing:
             self._syncing = True
             self._commit.sync(self._remove_replaced)
 
     def _remove_replaced(self, error: OSError | None) -> None:
-        """Each is gone from the disk before the next: else one that is left would answer for the next one's numbers."""
+        """Remove the first replaced segment. Its removal is on disk before the next begins: otherwise a remaining
+        segment would take over the sequences of a removed one."""
         self._syncing = False
         if error is None and self._replaced and not self._closed and self._remove_files(self._replaced[0]):
             self._replaced.popleft()
@@ -140,7 +141,7 @@ class SegmentRemoval:
             self.resume()
 
     def _remove_files(self, segment: Segment) -> bool:
-        """Returns whether its log is gone."""
+        """Remove the index and the log of a segment. Returns whether the log is removed."""
         segment.index = None
         segment.close_idle()
         for path in (segment.idx.path, segment.path):
@@ -154,7 +155,7 @@ class SegmentRemoval:
         return True
 
     def _unlink(self, path: str) -> None:
-        """The room of a file is freed with its last descriptor, in 16 ms for 64 MiB: on the committer's thread."""
+        """Remove a file. Its room is freed with the last descriptor, in 16 ms for 64 MiB: on the committer's thread."""
         fd = -1
         with contextlib.suppress(OSError):
             fd = self._chain.disk.open(path, os.O_RDONLY)
@@ -165,7 +166,7 @@ class SegmentRemoval:
                 self._chain.context.close_later(fd)
 
     def close(self) -> None:
-        """Remove nothing any more."""
+        """Stop removing files."""
         self._closed = True
 
 
@@ -195,7 +196,7 @@ def _has_live(liveness: Liveness, segment: Segment) -> bool:
 
 
 def _is_worth_a_roll(segment: Segment, appender: Appender) -> bool:
-    """Whether a new segment, which begins with the state, takes less than this one gives back."""
+    """Whether a new segment, which begins with the state, is smaller than the room this one gives back."""
     grown = segment.used - segment.head
     return grown > max(limits.SEGMENT_FIRST_BYTES * 16, segment.head) and not appender.would_use_up_a_number(segment)
 
@@ -211,11 +212,11 @@ class Compaction:
     def __init__(self, chain: Chain, commit: GroupCommit, liveness: Liveness, removal: SegmentRemoval) -> None:
         self.chain, self._commit, self.liveness, self.removal = chain, commit, liveness, removal
         self._work: Work | None = None
-        self._looked: object = None  # what there was at the last begin
-        self._dropped: Set[int] = frozenset()  # messages dropped one by one, at the last begin
+        self._looked: object = None  # the inputs of the last compaction
+        self._dropped: Set[int] = frozenset()  # messages dropped one by one, as of the last compaction
 
     def tick(self, until: float) -> None:
-        """A portion, until that moment of the monotonic clock. Raises OSError, MqfsError."""
+        """Do a portion of the work, until that moment of the monotonic clock. Raises OSError, MqfsError."""
         if self._work is None:
             if len(self.chain.segments) < 2:
                 return
@@ -240,7 +241,7 @@ class Compaction:
         """Rewrite each run of adjacent sealed segments of which less than a quarter is live."""
         yield from self._note_dropped()
         for segment, end in self.chain.sealed():
-            if segment in self.chain.segments:  # it may go while others are measured
+            if segment in self.chain.segments:  # it may be removed while others are measured
                 yield from self._measure_live_bytes(segment, end)
         runs = self._runs()
         self.removal.paused = bool(runs)
@@ -253,7 +254,7 @@ class Compaction:
             self.removal.paused = False
 
     def _note_dropped(self) -> Work:
-        """A segment with messages that were dropped since the last time is measured again."""
+        """Mark segments in which messages were dropped since the last time to be measured again."""
         dropped = self.liveness.dropped
         for count, sequence in enumerate(dropped - self._dropped, 1):
             self.chain.segments[self.chain.number_of(sequence)].liveness.dense_until = None
@@ -262,13 +263,13 @@ class Compaction:
         self._dropped = dropped
 
     def _measure_live_bytes(self, segment: Segment, end: int) -> Work:
-        """Count the bytes of its live messages; more than a quarter is not counted further."""
+        """Count the bytes of the segment's live messages, but stop at a quarter of its size."""
         cache, liveness = segment.liveness, self.liveness
         if cache.dense_until is not None and liveness.are_all_above(cache.dense_until):
             return
         cache.dense_until = None
         index, live, seen = segment.load(), 0, 0
-        counted: dict[int, int] = {}  # of each stream, the lowest sequence
+        counted: dict[int, int] = {}  # of each stream, the lowest sequence counted
         for stream in index.present():
             for ordinal in liveness.live(index, stream, index.posting(stream)):
                 seen += 1
@@ -279,21 +280,22 @@ class Compaction:
                     counted[stream] = sequence
                 if live >= segment.used // 4:
                     cache.live_bytes = live
-                    may_lose = liveness.wanted is not None  # before a watermark passes it
+                    may_lose = liveness.wanted is not None  # a message may be replaced before a watermark passes it
                     cache.dense_until = counted if len(counted) <= _REMEMBERED and not may_lose else None
                     return
         cache.live_bytes = live
 
     def _runs(self) -> list[list[Segment]]:
-        """Those that become much smaller: a segment that would only be copied is left."""
+        """Return the runs of adjacent segments that become much smaller. A segment that would only be copied is not
+        among them."""
         runs: list[list[Segment]] = [[]]
         behind, copy = 0, self._commit.copy
         held = copy.held if copy is not None else 0
         for segment, end in self.chain.sealed():
             if copy is not None and segment.first >= copy.settled:
-                break  # positions in what replaces it are others than the copy has
+                break  # the copy has not confirmed these: positions in a rewritten segment would differ from its own
             if segment.first != behind:
-                runs.append([])  # one between them is not known to be sealed
+                runs.append([])  # a segment between the two may not be sealed
             behind = end
             live, is_damaged = segment.liveness.live_bytes, segment.liveness.is_damaged or segment.doubtful
             if live is None or live >= segment.used // 4 or is_damaged or segment.first == held:
@@ -306,12 +308,12 @@ class Compaction:
 
 
 def _result(run: list[Segment]) -> int:
-    """The bytes of the segment that replaces them."""
+    """Return the bytes of the segment that would replace the run."""
     return sum(segment.liveness.live_bytes or 0 for segment in run) + _metadata_bytes(run[-1])
 
 
 def _metadata_bytes(segment: Segment) -> int:
-    """About the bytes that the records that are no messages take in the log."""
+    """Return about the bytes of the segment's records that are no messages."""
     cache = segment.liveness
     if not cache.metadata_bytes:
         index = segment.load()
@@ -320,7 +322,7 @@ def _metadata_bytes(segment: Segment) -> int:
 
 
 class CompactionJob:
-    """One run becomes one segment."""
+    """The replacement of one run by one segment."""
 
     def __init__(
         self, chain: Chain, commit: GroupCommit, liveness: Liveness, removal: SegmentRemoval, run: list[Segment]
@@ -333,9 +335,9 @@ class CompactionJob:
         self.buffer: list[bytes] = []
         self.buffered = 0
         self.index, self.others = OpenIndex(), NonMessageRecords()
-        self.last_end = -1  # where the last kept record ended in its old segment
-        self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its batch continues
-        self.missing = 2  # syncs: of the file, and of the bucket
+        self.last_end = -1  # where the last copied record ended in its old segment
+        self.held: tuple[Row, bytes, bytes] | None = None  # that record, until it is known whether its batch continues
+        self.missing = 2  # syncs to wait for: of the new file, and of the bucket
         self.error: OSError | None = None
 
     def work(self) -> Work:
@@ -372,7 +374,7 @@ class CompactionJob:
         self._flush()
 
     def _record_unused(self, last: Segment, end: int) -> None:
-        """As `Appender` does at a roll: the message before `end` may be left out."""
+        """Append a record as `Appender` does at a roll: the message before `end` may be left out."""
         changes = (self.others[number].sequence for number in range(len(self.others))[-1:])
         kept = max([0, *changes, *self.index.sequences[-1:]])
         if kept < end - 1 <= last_sequence(last):
@@ -389,11 +391,11 @@ class CompactionJob:
                 yield _row(index, ordinal)
 
     def _keep(self, segment: Segment, row: Row) -> None:
-        """Copy one record. Fix MORE and INNER of a partly retained batch."""
+        """Hold one record for copying, and fix MORE and INNER of a batch that is only partly retained."""
         data = segment.read(row.position, row.size)
         record = decode(data)
         if record is None and row.kind > Kind.END:
-            segment.liveness.is_damaged = True  # to be left as it is: a copy would hide what is missing
+            segment.liveness.is_damaged = True  # not to be compacted: a copy would hide the damage
             raise errors.DiskFailed(f"{segment.path}: damaged record at {row.position}")
         if record is None:
             self.chain.context.quarantine.copy(self.chain.group, segment.first, row.position, data, "a damaged record")
@@ -441,7 +443,7 @@ class CompactionJob:
             write_file(self.disk, self.staged + ".idx", data)
 
         self.chain.context.committer.request(self, sync, self._done, 0.0)
-        self.commit.sync(self._done)  # the changes that made messages unwanted, before they go
+        self.commit.sync(self._done)  # the changes that made messages unwanted, before these are removed
         while self.missing:
             yield True
         if self.error is not None:
@@ -454,13 +456,13 @@ class CompactionJob:
     def _put_in_place(self) -> None:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
-        with contextlib.suppress(OSError), removed_on_error(self.disk, first.idx.path):  # the old one does not fit
+        with contextlib.suppress(OSError), removed_on_error(self.disk, first.idx.path):  # the old index does not fit
             self.disk.rename(self.staged + ".idx", first.idx.path)  # else the next start does it
 
 
 def put_index_in_place(disk: Disk, staged: str, log_path: str) -> bool:
-    """Give a compacted log the index that a kill left staged. Returns whether the staged file is of no use: it is that
-    of another log. Where the disk fails it stays for the next start, and the index is made from the log."""
+    """Give a compacted log the index that a kill left staged. Returns whether the staged file is of no use, because it
+    belongs to another log. If the disk fails the file stays for the next start, and the index is made from the log."""
     try:
         if not disk.exists(log_path):
             return True

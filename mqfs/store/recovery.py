@@ -4,9 +4,9 @@
      not scanned         not scanned          its index covers 72 to 85, the scan finds 86 to 89; the rest is cut
     next sequence       the bound of the newest reserve record; after damage, one block more
 
-A newest segment without a whole head was begun just before the stop: it goes to quarantine/, and the one before it is
-the newest. The history is the newest state and the records behind it that are no messages. Where that state is damaged,
-it is the state before and all changes since, if nothing is missing between the two segments.
+A newest segment without a whole head was begun just before the stop: it is moved to quarantine/, and the one before it
+is the newest. The history is the newest state and the records after it that are no messages. If that state is damaged,
+the history is the state before it and all changes since, provided that no record is missing between the two segments.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mqfs.store.segment.recovery import is_reserve
 from mqfs.store.sequences import REMOVED, RESERVE, reserved_by
 
 MOVED = ".tmp"  # ends the name of a segment that a repair renames, between its old name and its own
-_OWN_BODY = 40  # bytes; the body of a record that is the store's own is shorter
+_OWN_BODY = 40  # bytes; the store's own records have shorter bodies
 
 
 def recover(chain: Chain, commit: GroupCommit) -> int:
-    """Fill the chain from its folder and return the next sequence. A newest segment that is not whole goes to
+    """Fill the chain from its folder and return the next sequence. A newest segment that is not whole is moved to
     quarantine/. Raises DiskFailed and OSError."""
     found = chain.disk.listdir(chain.folder)
     if any(name.endswith(MOVED) for name in found):
@@ -62,7 +62,8 @@ def recover(chain: Chain, commit: GroupCommit) -> int:
 
 
 def _reopen(chain: Chain, commit: GroupCommit, segment: Segment) -> None:
-    """Continue the segment that was open at the stop. After an unclean stop nothing is known to be on disk."""
+    """Continue the segment that was open at the stop. After an unclean stop, bytes that no whole index covers may not
+    be on disk: they are written again."""
     chain.open = segment
     segment.may_close_fd = commit.may_close
     commit.watch(segment, inf)
@@ -77,7 +78,8 @@ def _reopen(chain: Chain, commit: GroupCommit, segment: Segment) -> None:
 
 
 def _next_sequence(chain: Chain, lost: int) -> int:
-    """What the newest reserve record says, if no greater sequence is there."""
+    """Return the bound of the newest reserve record, or a greater sequence that the log holds or that damage may
+    hide."""
     bound = 1
     for segment in reversed(chain.segments):
         bounds = _reserves(segment)
@@ -86,13 +88,13 @@ def _next_sequence(chain: Chain, lost: int) -> int:
         if newest and not chain.damaged and not lost:
             return max(bound, newest)
         if newest:
-            # Damage may have hidden the record that counts.
+            # Damage may have hidden the newest reserve record.
             return max(bound, newest, *bounds) + limits.SEQUENCE_BLOCK
     return bound + limits.SEQUENCE_BLOCK
 
 
 def _reserves(segment: Segment) -> Iterator[int]:
-    """The bounds that its records reserve, the newest first."""
+    """Yield the bounds that reserve records of the segment have, the newest first."""
     rows = segment.rows()
     for number in reversed(rows.of_kind(Kind.CHANGE)):
         row = rows[number]
@@ -103,7 +105,7 @@ def _reserves(segment: Segment) -> Iterator[int]:
 
 
 def is_removed(chain: Chain) -> bool:
-    """Whether the newest change of the log says that the group was removed: nothing follows it."""
+    """Whether the newest change of the log, which nothing follows, is the removal of the group."""
     segment = chain.segments[-1]
     rows = segment.rows()
     newest = rows[rows.of_kind(Kind.CHANGE)[-1]]
@@ -115,35 +117,35 @@ def is_removed(chain: Chain) -> bool:
 
 # ------------------------------------------------------------ history
 
-# The history of a group: its newest state, and the records behind it that are no messages.
+# The history of a group: its newest state, and the records after it that are no messages.
 #
-# Read once at a start, and by a check. The state is whole if none of these records is damaged. A state that is damaged
-# at the head of a segment is replaced by the one before and the changes since, if the two segments join.
+# It is read once at a start, and by a check. The state is whole if none of these records is damaged. If the state at
+# the head of a segment is damaged, the state before it and the changes since replace it, if the two segments join.
 
-_GAP = 4_096  # bytes between two of these records that are read along rather than passed over
+_GAP = 4_096  # bytes between two of these records that are read along rather than skipped
 _PIECE = 1 << 20  # bytes of one read
 
 
 class LogSegment(Protocol):
-    """One segment of a log: as it is served, and as it is checked."""
+    """One segment of a log, as the server and the check read it."""
 
     @property
     def first(self) -> int: ...
 
     @property
     def doubtful(self) -> set[int]:
-        """Where damage may have been more than a message, as far as no index lists what was there."""
+        """Positions where damage may have been more than a message, unless an index lists what was there."""
         ...
 
     @property
     def damaged_head(self) -> int:
-        """Doubtful places below it were a part of the state at the head."""
+        """The position below which doubtful places were parts of the state at the head."""
         ...
 
     def rows(self) -> NonMessageRecords: ...
 
     def counts(self) -> tuple[int, int, int]:
-        """Messages, and the sequences of the first and the last."""
+        """Return the number of messages, and the sequences of the first and the last."""
         ...
 
     def read(self, position: int, size: int) -> bytes: ...
@@ -152,21 +154,21 @@ class LogSegment(Protocol):
 
     @property
     def index(self) -> object | None:
-        """None while its messages are not read or written."""
+        """The index of the messages; None while it is not in memory."""
         ...
 
     def drop_index_cache(self) -> None: ...
 
 
 class History:
-    """Iterate once: `lost` is complete then."""
+    """The history of a group. Iterate once: `lost` is complete afterwards."""
 
     def __init__(self, newest_first: Iterable[LogSegment]) -> None:
-        self.state: bytes | None = None  # the newest whole one
-        self.lost: list[str] = []  # what is damaged, and changes the state that is read here
+        self.state: bytes | None = None  # the newest whole state
+        self.lost: list[str] = []  # damaged parts that affect the state
         self._ranges: list[tuple[LogSegment, int]] = []
-        self._begun = 0  # where the state begins
-        self.is_newest = True  # it is in the newest segment
+        self._begun = 0  # position of the state in its segment
+        self.is_newest = True  # whether the state is in the newest segment
         for source in newest_first:
             rows = source.rows()
             if self._ranges and rows and last_sequence(source) != self._ranges[-1][0].first - 1:
@@ -179,15 +181,15 @@ class History:
         self.lost = ["no state is whole"]
 
     def _newest_state(self, source: LogSegment, rows: NonMessageRecords) -> tuple[bytes | None, int, int]:
-        """The newest state in it, the number of the record behind it, and where it begins; None, 0, 0 if none there is
-        whole."""
+        """Return the newest whole state in the segment, the number of the record after it, and its position; None, 0, 0
+        if there is none."""
         for unit in _states_in(rows):
             if (body := _state(source, rows, unit)) is not None:
                 return body, unit[-1] + 1, rows[unit[0]].position
         return None, 0, 0
 
     def __iter__(self) -> Iterator[Record]:
-        """The records of each segment behind the state, in order, without states and reserve records."""
+        """Yield the records after the state, of each segment in order, without states and reserve records."""
         change, state = int(Kind.CHANGE), int(Kind.STATE)
         for source, begin in reversed(self._ranges):
             is_oldest = source is self._ranges[-1][0]
@@ -201,7 +203,8 @@ class History:
                 source.drop_index_cache()
 
     def _read_rows(self, source: LogSegment, rows: list[Plain]) -> Iterator[Record]:
-        """Those records, by large reads; one that does not pass is read again by itself. Raises DiskFailed."""
+        """Yield the records of those rows, by large reads; a record that does not pass is read again by itself. Raises
+        DiskFailed."""
         at = 0
         while at < len(rows):
             begin, stop, to = rows[at][1], _end(rows[at]), at + 1
@@ -220,13 +223,14 @@ class History:
 
 
 def last_sequence(source: LogSegment) -> int:
-    """The sequence of its last record. Where records are missing, the next segment does not begin just after it."""
+    """Return the sequence of the segment's last record. If records are missing, the next segment does not begin just
+    after it."""
     rows = source.rows()
     return max([source.counts()[2], *(rows[number].sequence for number in range(len(rows))[-1:])])
 
 
 def _states_in(rows: NonMessageRecords) -> Iterator[list[int]]:
-    """The numbers of the records of each state, the newest state first; some may be missing."""
+    """Yield the numbers of the records of each state, the newest state first; some records may be missing."""
     numbers = rows.of_kind(Kind.STATE)
     while numbers:
         unit = [numbers.pop()]
@@ -236,15 +240,15 @@ def _states_in(rows: NonMessageRecords) -> Iterator[list[int]]:
 
 
 def whole_states(source: LogSegment) -> set[int]:
-    """Where the records of its whole states begin."""
+    """Return the positions of all records of the segment's whole states."""
     rows = source.rows()
     units = [unit for unit in _states_in(rows) if _state(source, rows, unit) is not None]
     return {rows[number].position for unit in units for number in unit}
 
 
 def _state(source: LogSegment, rows: NonMessageRecords, unit: list[int]) -> bytes | None:
-    """The state in those records; None if they are not all of it: each begins where the one before ends, and so does
-    what follows; where that is damaged a whole object tells."""
+    """Return the state in those records, or None if they are not all of it. Each record must begin where the one before
+    ends, and so must the record after them; where that is damaged the body must be one JSON object."""
     pieces = [rows[number] for number in unit]
     ends = [piece.position + padded(piece.size) for piece in pieces]
     if pieces[0].flags & INNER or any(end != piece.position for end, piece in zip(ends, pieces[1:], strict=False)):
@@ -259,7 +263,7 @@ def _state(source: LogSegment, rows: NonMessageRecords, unit: list[int]) -> byte
 
 
 def _record(source: LogSegment, row: Row) -> Record | None:
-    """The record of that row; None, and reported, if it does not pass its check. Raises DiskFailed."""
+    """Return the record of that row; if it does not pass its check, report it and return None. Raises DiskFailed."""
     data = source.read(row.position, row.size)
     record = decode(data)
     if record is None:
@@ -268,7 +272,7 @@ def _record(source: LogSegment, row: Row) -> Record | None:
 
 
 def is_json(body: bytes) -> bool:
-    """Whether it is one object."""
+    """Whether the body is one JSON object."""
     try:
         return isinstance(json.loads(body), dict)
     except ValueError:
@@ -280,5 +284,5 @@ def _place(source: LogSegment, position: int) -> str:
 
 
 def _end(row: Plain) -> int:
-    """Where its record ends, without the padding."""
+    """Return the position where its record ends, without the padding."""
     return row[1] + HEAD_BYTES + row[4] + row[2]

@@ -1,4 +1,4 @@
-"""The copy of a store elsewhere: which bytes of which logs it lacks, and how far it is.
+"""The copy of a store elsewhere: which bytes of which logs it lacks, and which of them are confirmed.
 
     segment     [state|m1 .. m9]  [state|m10 .. m14|....]     two segments of one log, the second is appended to
     taken                   ^ the next run begins here        bytes before it are in the hands of the replicator
@@ -6,11 +6,11 @@
     confirmed   `copied` is what `written` was when the series began; callers that wait for no more are answered
 
 Bytes are copied as they are in the segments, so the copy of a log is its chain of segments. A segment that was
-removed meanwhile is left out: a newer one has the state. One with bytes that are not confirmed is not compacted: what
-replaces it has other positions than the copy.
+removed meanwhile is left out: a newer one has the state. A segment with unconfirmed bytes is not compacted: positions
+in the rewritten segment would differ from those in the copy.
 
-The store notes on its own thread what is written. One other thread takes portions: it reads `written` first and `used`
-after it, while an append sets them the other way round, so what it takes ends at the end of an atomic batch.
+The store notes on its own thread what is written. One other thread takes portions. It reads `written` first and `used`
+after it, while an append sets them the other way round, so a portion ends at the end of an atomic batch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mqfs.store.group_commit import GroupCommit
     from mqfs.store.store import DiskStore
 
-_PORTION_S = 0.01  # of answers to callers, between which others are served
-_ANSWERS = 16  # between two looks at the clock
+_PORTION_S = 0.01  # spent on answers to callers before others are served
+_ANSWERS = 16  # answers between two readings of the clock
 
 
 class LogBytes(NamedTuple):
@@ -46,7 +46,7 @@ class LogBytes(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """No message of [first, end) is needed: the segments that hold no others may go."""
+    """A trim: no message of [first, end) is needed, so segments that hold no others may be removed."""
 
     group: int
     first: int
@@ -54,7 +54,7 @@ class Trimmed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """The group was removed, and its log may go."""
+    """The removal of a group, whose log may be removed."""
 
     group: int
 
@@ -63,14 +63,14 @@ Entry = LogBytes | Trimmed | Removed
 
 
 class Portion(NamedTuple):
-    """What the copy lacks. `more`: the next portion belongs to it; they count together or not at all."""
+    """A portion of what the copy lacks. `more`: the next portion belongs to it; both count together or not at all."""
 
     entries: list[Entry]
     more: bool
 
 
 class _Range(NamedTuple):
-    """Bytes to be read: those of a segment from `begin` to `end`."""
+    """A range of bytes to be read: from `begin` to `end` of a segment."""
 
     group: int
     segment: Segment
@@ -79,14 +79,14 @@ class _Range(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """How far a log is: `written` of its group commit, and the segment in which that is."""
+    """How far a log is: `written` of its group commit, and the segment that had it."""
 
     written: int
     first: int
 
 
 class LogCopy:
-    """How far one log is copied."""
+    """The state of the copy of one log."""
 
     __slots__ = (
         "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_since", "_taken", "_waiting",
@@ -96,19 +96,20 @@ class LogCopy:
     def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
         self._replication, self.chain, self.commit = replication, chain, commit
         self.copied = 0  # of `commit.written`
-        self.settled = 0  # all of the segments below that name is copied: they may be rewritten, but for `held`
+        self.settled = 0  # segments below that name are copied whole: they may be rewritten, except `held`
         self._lacking: deque[Segment] = deque()  # segments with bytes to be taken, in order
         self._position = 0  # in the first of them
-        self._taken = 0  # of segments above that name the copy has nothing
-        self._dirty = False  # it is in the list of logs with something to copy
-        self._since = 0.0  # when the oldest bytes that are not copied were written; monotonic
-        self._expected = 0  # callers wait for what was written up to that mark, or will
+        self._taken = 0  # the newest segment of which the copy may have bytes
+        self._dirty = False  # it is listed among the logs with something to copy
+        self._since = 0.0  # when the oldest bytes that are not copied were written; monotonic; 0: none
+        self._expected = 0  # the mark for which callers wait, or will wait
         self._waiting: deque[tuple[int, Committed]] = deque()
         self._ended: OSError | None = None
 
     def begin(self, have: tuple[int, int] | None) -> None:
-        """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing. Raises BadReplica
-        where that segment and all after it are lost here: quarantined, because its state fails its check."""
+        """Begin with the state of the copy: the name of its newest segment, and the bytes it has of it; None: it has
+        nothing. Raises BadReplica if that segment and all after it are lost here: quarantined, because its state failed
+        its check."""
         first, position = have or (0, 0)
         self.settled = self._taken = first
         segments = [segment for segment in self.chain.segments if segment.first >= first]
@@ -126,33 +127,33 @@ class LogCopy:
             self.note()
 
     def note(self) -> None:
-        """Something was appended."""
+        """Note that something was appended."""
         if not self._dirty:
             self._dirty = True
             self._since = self._since or time.monotonic()
             self._replication.note(self)
 
     def add(self, segment: Segment) -> None:
-        """A new segment is appended to from now on."""
+        """Add a new segment, which is appended to from now on."""
         self._lacking.append(segment)
 
     def note_trimmed(self, first: int, end: int, remove: Callable[[], object]) -> None:
-        """No message of that segment is needed: `remove` its file. Where the copy has bytes of it, not before it knows
-        that: after a kill the file is found, and trimmed again. A start that does not find one cannot know whether it
-        was trimmed or lost, and what was lost here is to stay in the copy."""
+        """Note that no message of that segment is needed, and call `remove` for its file. If the copy has bytes of it,
+        that waits until the copy has recorded the trim: after a kill the file is found and trimmed again. Without the
+        file a start could not tell a trimmed segment from a lost one, and what was lost here must stay in the copy."""
         has_nothing = first > self._taken
         self._replication.note_event(Trimmed(self.chain.group, first, end), None if has_nothing else remove)
         if has_nothing:
             remove()
 
     def expect(self, mark: int) -> None:
-        """A caller is about to wait for what was written up to that mark."""
+        """Note that a caller is about to wait for the bytes up to that mark."""
         if mark > self.copied and self._replication.failed is None and self._ended is None:
             self._expected = mark
             self._replication.expect(self)
 
     def after(self, mark: int, then: Committed) -> None:
-        """Call `then` when what was written up to that mark is copied."""
+        """Call `then` when the bytes up to that mark are copied."""
         failed = self._replication.failed or self._ended
         if failed is not None:
             then(failed)
@@ -163,25 +164,26 @@ class LogCopy:
 
     @property
     def held(self) -> int:
-        """The name of the segment of which a checkpoint reads a part, which is not rewritten meanwhile; 0: none."""
+        """The name of the segment that a checkpoint is reading, which is not rewritten meanwhile; 0: none."""
         return self._replication.held.get(self.chain.group, (0, 0))[0]
 
     @property
     def lag_bytes(self) -> int:
-        """Bytes that the copy lacks; also the changes of the folder among them count one each."""
+        """Bytes that the copy lacks; each unconfirmed change of the folder counts as one."""
         return max(0, self.commit.written - self.copied)
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest bytes that the copy lacks, in seconds; or how long its engine has not answered."""
+        """Age of the oldest bytes that the copy lacks, or how long its engine has not answered, if that is more; in
+        seconds."""
         own = time.monotonic() - self._since if self.lag_bytes and self._since else 0.0
         return max(own, self._replication.silent_s())
 
     # ------------------------------------------------------------ the replicator's thread
 
     def take(self) -> tuple[_Mark, list[_Range]]:
-        """All that is to be read, and how far the log is copied then."""
-        self._dirty = False  # first: what is appended from here on notes itself again
+        """Return the position the log has once all missing ranges are copied, and these ranges."""
+        self._dirty = False  # first: bytes appended from here on note themselves again
         written = self.commit.written
         ranges = []
         while True:
@@ -199,33 +201,34 @@ class LogCopy:
     # ------------------------------------------------------------ the store's thread
 
     def confirm(self, mark: _Mark, taken_s: float) -> None:
-        """The copy has what was written up to that mark; it was taken at that moment."""
+        """Record that the copy has the bytes up to that mark; `taken_s`: when they were taken, monotonic."""
         self.copied, self.settled = max(self.copied, mark.written), max(self.settled, mark.first)
         self._since = taken_s if self.lag_bytes else 0.0
         if self._expected <= self.copied:
             self._replication.expected.discard(self)
 
     def next_answer(self) -> Committed | None:
-        """The next caller whose bytes are copied; None where there is none."""
+        """Return the next caller whose bytes are copied; None if there is none."""
         if self._waiting and self._waiting[0][0] <= self.copied:
             return self._waiting.popleft()[1]
         return None
 
     def detach(self) -> None:
-        """The log is closed: what is not copied yet stays so, and callers that wait for it get an error."""
+        """Close the copy of a closed log: bytes that are not copied stay so, and callers that wait for them get an
+        error."""
         self._ended = OSError(errno.EIO, "the log was closed before it was copied")
         self._replication.detach(self.chain.group)
         self.answer_all(self._ended)
 
     def answer_all(self, error: OSError | None) -> None:
-        """Answer all that wait, whatever is copied."""
+        """Answer all waiting callers, whether or not their bytes are copied."""
         waiting, self._waiting = self._waiting, deque()
         for _, then in waiting:
             self.commit.answer(then, error)
 
 
 class _Series(NamedTuple):
-    """All that the copy lacked at a moment."""
+    """All that the copy lacked at one moment."""
 
     marks: dict[LogCopy, _Mark]
     ranges: deque[_Range]
@@ -234,43 +237,43 @@ class _Series(NamedTuple):
 
 
 class Replication:
-    """The copies of all logs of a store. `begin` comes before any log is opened; `take` is called by one thread,
-    `confirm` and `fail` on the store's. `notify`: called there once, until it is taken, when there is something to
-    copy, and when a caller is about to wait for it; it returns at once."""
+    """The copies of all logs of a store. `begin` is called before any log is opened; `take` is called by one thread,
+    `confirm` and `fail` on the store's. `notify` is called on the store's thread, and returns at once. It is called
+    when there is something to copy, once until that is taken, and when a caller is about to wait for it."""
 
     def __init__(self, context: DiskStore, notify: Callable[[], None]) -> None:
         self._context, self.notify = context, notify
         self._copies: dict[int, LogCopy] = {}
-        self.expected: set[LogCopy] = set()  # for which callers wait
+        self.expected: set[LogCopy] = set()  # copies for which callers wait
         self._have: Mapping[int, tuple[int, int]] = {}
-        self.held: Mapping[int, tuple[int, int]] = {}  # as `begin`: that is being read
+        self.held: Mapping[int, tuple[int, int]] = {}  # the segments that a checkpoint is reading; as in `begin`
         self._dirty: deque[LogCopy] = deque()
         self._events: deque[tuple[Entry, Callable[[], object] | None]] = deque()
         self._is_notified = False
-        self._series: _Series | None = None  # that is being taken
-        self._taken: _Series | None = None  # all of it, and not confirmed
+        self._series: _Series | None = None  # the series that is being taken
+        self._taken: _Series | None = None  # a series taken whole and not confirmed
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
-        self.silent_s: Callable[[], float] = float  # how long the engine of the copy has not answered
-        self.has_no_checkpoint = False  # the last one that was to be made was not
-        self.on_closed: Callable[[], None] = lambda: None  # called when the store is closed, but for its lock
+        self.silent_s: Callable[[], float] = float  # seconds for which the engine of the copy has not answered
+        self.has_no_checkpoint = False  # the last checkpoint that was due failed
+        self.on_closed: Callable[[], None] = lambda: None  # called when the store is closed, except for its lock
 
     # ------------------------------------------------------------ the store's thread
 
     def begin(self, have: Mapping[int, tuple[int, int]]) -> None:
-        """What the copy has: of each group, the name of its newest segment and how many bytes of it."""
+        """Set what the copy has: of each group, the name of its newest segment and the bytes it has of it."""
         self._have = dict(have)
 
     def open_all(self) -> Iterator[None]:
-        """Open every log, one a step: all that the copy lacks is known at the end. A log that cannot be opened is left
-        to the engine, which says why."""
+        """Open every log, one a step, so that all that the copy lacks is known at the end. A log that cannot be opened
+        is left to the engine, which reports why."""
         for number in self._context.groups():
             with contextlib.suppress(errors.MqfsError):
                 self._context.open(number)
             yield
 
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
-        """A log was opened or made."""
+        """Begin to copy a log that was opened or made."""
         copy = LogCopy(self, chain, commit)
         copy.begin(self._have.get(chain.group))
         self._copies[chain.group] = commit.copy = copy
@@ -278,17 +281,17 @@ class Replication:
             commit.fail(self.failed)
 
     def detach(self, group: int) -> None:
-        """The log is closed for good."""
+        """Forget a log that is closed for good."""
         if (copy := self._copies.pop(group, None)) is not None:
             self.expected.discard(copy)
 
     def note(self, copy: LogCopy) -> None:
-        """The log has something to copy."""
+        """List a log that has something to copy."""
         self._dirty.append(copy)
         self._notify()
 
     def note_event(self, event: Entry, told: Callable[[], object] | None = None) -> None:
-        """Something happened to a log beside what it says. `told` is called when the copy knows it."""
+        """Queue an event that the bytes of the log do not show. `told` is called when the copy has recorded it."""
         self._events.append((event, told))
         self._notify()
 
@@ -298,7 +301,7 @@ class Replication:
             self.notify()
 
     def confirm(self) -> None:
-        """The portions that were taken are in the copy. Where more of the series is to come nothing counts yet."""
+        """Record that the copy has all portions that were taken. While a series is incomplete nothing of it counts."""
         series, self._taken = self._taken, None
         if series is None:
             return
@@ -311,7 +314,7 @@ class Replication:
         self._answer()
 
     def _answer(self) -> None:
-        """Answer callers, in portions where the store has a thread to come back to."""
+        """Answer callers; in portions, if the store has an event loop to continue on."""
         until, answered = time.monotonic() + _PORTION_S, 0
         while self._answering:
             copy = self._answering[0]
@@ -326,14 +329,14 @@ class Replication:
                 return
 
     def fail(self, error: OSError) -> None:
-        """Nothing reaches the copy any more: all logs are read-only, and callers that wait get the error."""
+        """Make all logs read-only, because nothing reaches the copy any more; waiting callers get the error."""
         if self.failed is None:
             self.failed = error
             for copy in list(self._copies.values()):
                 copy.commit.fail(error)
 
     def expect(self, copy: LogCopy) -> None:
-        """A caller is about to wait for that one."""
+        """Note that a caller is about to wait for that log."""
         if copy not in self.expected:
             self.expected.add(copy)
             self.notify()
@@ -345,14 +348,14 @@ class Replication:
 
     @property
     def lag_s(self) -> float:
-        """The same of all logs."""
+        """The greatest `lag_s` of all logs."""
         return max((copy.lag_s for copy in list(self._copies.values())), default=0.0)
 
     # ------------------------------------------------------------ the replicator's thread
 
     def take(self, most_bytes: int) -> Portion | None:
-        """The next bytes and events that the copy lacks, `most_bytes` of data at most; None: it has everything. Raises
-        DiskFailed: nothing was taken then."""
+        """Return the next bytes and events that the copy lacks, at most `most_bytes` of data; None: it has everything.
+        Raises DiskFailed, and takes nothing then."""
         series = self._series or self._begin_series()
         if series is None:
             return None
@@ -367,7 +370,7 @@ class Replication:
                 room -= len(data)
                 rest += [_Range(group, segment, begin + len(data), end)] if begin + len(data) < end else []
             count += 1
-        for _ in range(count):  # only now: after an error it is called again
+        for _ in range(count):  # only now: after an error the call is repeated
             ranges.popleft()
         ranges.extendleft(rest)
         if ranges:
@@ -386,7 +389,7 @@ class Replication:
         return _Series(marks, ranges, events, now) if marks or events else None
 
     def _read(self, segment: Segment, position: int, size: int) -> bytes:
-        """Bytes of a segment by a descriptor of its own; none where it was removed meanwhile."""
+        """Read bytes of a segment by a descriptor of its own; none if the segment was removed meanwhile."""
         disk = self._context.disk
         try:
             with opened(disk, segment.path) as fd:

@@ -1,12 +1,12 @@
-"""A copy of a store, written from what the store's own server appended: the files, and no engine.
+"""A copy of a store, written from the bytes that the store's own server appended: the files, without an engine.
 
     run         group 7, segment 40, at 4096: bytes     written there; the first of a segment makes its file
     trimmed     group 7, [40, 72)                       the segments that hold no other sequence are removed
     removed     group 7                                 its folder is moved away, then removed
 
-An entry may come again after a crash: what is there already is left as it is. Where this disk went further meanwhile, a
-segment that was sealed, compacted or removed here is not written to: it was on disk, and is synced. A segment is sealed
-when the next one begins, so that a server that starts on the copy need not read it.
+An entry may be repeated after a crash: bytes that are there already stay. If this disk is further than the entry, a
+segment that was sealed, compacted or removed here is not written to: it was on disk. A segment is sealed when the next
+one begins, so that a server that starts on the copy need not read it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from mqfs.store.replication import Entry, LogBytes, Removed, Trimmed
 from mqfs.store.segment.file import Descriptors, Segment
 from mqfs.store.store import Quarantine, begin, folder_of, group_folders, prepare, refusing, take_lock, write_label
 
-_OPEN_FILES = 64  # descriptors of segments that are kept between two calls of `sync`
+_OPEN_FILES = 64  # descriptors of segments kept open between two calls of `sync`
 
 
 class StandbyStore:
-    """The folder of a store without a server. All calls raise DiskFull and DiskFailed; after one of these nothing is
-    known of what was applied since the last `sync`, and it is to be applied again."""
+    """The folder of a store without a server. All calls raise DiskFull and DiskFailed. After such an error nothing
+    applied since the last `sync` is known to be on disk, and all of it must be applied again."""
 
     def __init__(self, path: str, uuid: str, disk: Disk | None = None) -> None:
-        """Open or make it, and hold its lock. Raises BadStore where it is in use, or another store's copy."""
+        """Open or make the store, and hold its lock. Raises BadStore if it is in use, or another store's copy."""
         self.path, self.uuid = os.path.realpath(path), uuid
         self._disk = disk if disk is not None else Disk()
         self._files: dict[str, int] = {}  # descriptors of files that were written, by path
         self._folders: set[str] = set()  # in which a name was made since the last sync
         self._sealed: set[str] = set()  # paths of segments that are not written to
-        self._done: list[tuple[int, int]] = []  # segments that are complete, and not sealed: group, first
+        self._done: list[tuple[int, int]] = []  # complete segments to be sealed: group, first
         with refusing(self.path):
             prepare(self._disk, self.path)
             self._lock = take_lock(self._disk, self.path)
@@ -55,7 +55,7 @@ class StandbyStore:
         self._quarantine = Quarantine(self._disk, f"{self.path}/quarantine")
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """The name of the newest segment of each group, and the bytes that are written of it."""
+        """Return, of each group, the name of the newest segment and the bytes written of it."""
         found: dict[int, tuple[int, int]] = {}
         with refusing(self.path):
             for number, folder in group_folders(self._disk, self.path):
@@ -64,7 +64,7 @@ class StandbyStore:
         return found
 
     def _written(self, path: str) -> int:
-        """Without the zeros at the end."""
+        """Return the size of the file without the zeros at its end."""
         with opened(self._disk, path) as fd:
             end = self._disk.size(fd)
             while end:
@@ -75,7 +75,7 @@ class StandbyStore:
             return 0
 
     def _firsts(self, folder: str) -> list[int]:
-        """The names of its segments, ascending; none where the folder is not there."""
+        """Return the names of its segments, ascending; none if the folder does not exist."""
         if not self._disk.is_folder(folder):
             return []
         return sorted(int(name[:-4]) for name in self._disk.listdir(folder) if name.endswith(".log"))
@@ -83,7 +83,7 @@ class StandbyStore:
     # ------------------------------------------------------------ applying
 
     def apply(self, entries: Iterable[Entry]) -> None:
-        """Write entries in their order; they are on disk after `sync`."""
+        """Write entries in order; they are on disk after `sync`."""
         with refusing(self.path):
             for entry in entries:
                 if isinstance(entry, LogBytes):
@@ -108,7 +108,8 @@ class StandbyStore:
             write_all(self._disk, fd, run.data, run.position)
 
     def _is_past(self, run: LogBytes, folder: str, path: str) -> bool:
-        """Whether this disk went further: the segment is sealed, or was removed, or its group was."""
+        """Whether this disk is further than the entry: the segment is sealed or was removed, or its group was
+        removed."""
         if not self._disk.exists(path):
             firsts = self._firsts(folder)
             if not firsts or run.first > firsts[-1]:
@@ -122,8 +123,8 @@ class StandbyStore:
         return is_sealed
 
     def _is_removed(self, run: LogBytes, firsts: Sequence[int]) -> bool:
-        """Whether a segment below the newest was trimmed or merged into the one before it. Else a power cut took its
-        file, and not those after it."""
+        """Whether a segment below the newest was trimmed, or merged into the one before it. Otherwise a power cut took
+        its file but not the later ones."""
         before = [first for first in firsts if first < run.first]
         if not before:
             return True
@@ -140,9 +141,9 @@ class StandbyStore:
         return Segment(self._disk, Descriptors(), folder, f"{self.path}/staging", group, first, aside)
 
     def _open(self, run: LogBytes, folder: str, path: str) -> int:
-        """The descriptor of its file, which is made where it is missing."""
+        """Return the descriptor of its file, which is made if it is missing."""
         if len(self._files) >= _OPEN_FILES:
-            self.sync()  # first: the folders that it syncs have no more to come
+            self.sync()  # first: no more names come in the folders that it syncs
         if not self._disk.is_folder(folder):
             self._make_folder(run.group, folder)
         if not self._disk.exists(path):
@@ -169,7 +170,7 @@ class StandbyStore:
         firsts = self._firsts(folder)
         for first, end in pairwise(firsts):  # never the newest
             if entry.first <= first and (end <= entry.end or (first == entry.first and self._ends_before(entry))):
-                self.sync()  # the state that made it unwanted, first
+                self.sync()  # the state that made the messages unwanted must be on disk first
                 for name in (f"{first:020d}.idx", f"{first:020d}.log"):
                     with contextlib.suppress(FileNotFoundError):
                         self._disk.unlink(f"{folder}/{name}")
@@ -177,8 +178,8 @@ class StandbyStore:
                 self._folders.add(folder)
 
     def _ends_before(self, entry: Trimmed) -> bool:
-        """Whether the segment of that name has no message from the end on: what was after it may have been trimmed
-        before it was copied, so that here the next one begins later."""
+        """Whether the segment of that name has no message at or after the entry's end. Later segments may have been
+        trimmed before they were copied, so that here the next one begins later."""
         segment = self._segment(entry.group, entry.first)
         sequences = segment.load().sequences
         segment.close_idle()
@@ -196,7 +197,7 @@ class StandbyStore:
     # ------------------------------------------------------------ durable
 
     def sync(self) -> None:
-        """Have all that was applied on disk. Segments that are complete are sealed."""
+        """Sync everything that was applied, and seal complete segments."""
         with refusing(self.path):
             for path in list(self._files):
                 self._disk.fdatasync(self._files[path])
@@ -217,7 +218,7 @@ class StandbyStore:
             self._sealed.add(segment.path)
 
     def close(self) -> None:
-        """Have all on disk, and give up the lock: a server may start on the copy."""
+        """Sync everything, and release the lock: a server may start on the copy."""
         try:
             self.sync()
         finally:

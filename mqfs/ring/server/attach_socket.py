@@ -37,7 +37,7 @@ def listen(address: UnixAddress, *, mode: int = 0o666) -> Listener:
 
 
 class AttachConnection:
-    """One connection."""
+    """One connection to an attach socket."""
 
     def __init__(self, rings: RingRegistry, sock: trio.socket.SocketType, peer: Peer, queue: FairQueue) -> None:
         self.rings, self.socket, self.peer = rings, sock, peer
@@ -45,7 +45,7 @@ class AttachConnection:
         self.attachment: Attachment | None = None
 
     async def run(self) -> None:
-        """Serve it until it ends, or breaks the protocol."""
+        """Serve the connection until it ends, or breaks the protocol."""
         try:
             with trio.move_on_after(ATTACH_S):
                 while self.attachment is None and await self.serve_one():
@@ -53,14 +53,14 @@ class AttachConnection:
             while self.attachment is not None and await self.serve_one():
                 pass
         except OSError:
-            pass  # it is gone
+            pass  # disconnected
         finally:
-            self._slice.pause()  # cancelled, too: else the user's other connections would wait for its turn for ever
+            self._slice.pause()  # cancelled, too: else the user's other connections would wait for this slice for ever
             if self.attachment is not None:
                 self.attachment.close()
 
     async def serve_one(self) -> bool:
-        """Answer one request. False: it was the last."""
+        """Answer one request. Returns False if it was the last or invalid."""
         data = await self.socket.recv(limits.RING_PACKET_BYTES + 1)
         if not data:
             return False
@@ -83,7 +83,7 @@ class AttachConnection:
         return is_valid
 
     def carry_out(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """The answer; `fds` gets the descriptors to send with it."""
+        """Return the answer; append the descriptors to send with it to `fds`."""
         wanted = [key for key in ("attach", "stream", "number") if key in request]
         if len(wanted) != 1:
             raise BadRequest(f"invalid packet: keys {sorted(request)} (expected one of attach, stream, number)")
@@ -104,9 +104,9 @@ class AttachConnection:
         return {"number": value, "stream": self.attachment.name(value)}
 
     def require_namespace(self, number: Any) -> None:
-        """Raise Unsupported for a client of another PID namespace than ours: the ring's lock has the number of the
-        thread that holds it, and threads of two namespaces may have the same one. `number`: of the client's namespace;
-        None: it does not tell, as before there was such a field. The kernel shows no process of ours as 0."""
+        """Raise Unsupported for a client of another PID namespace: the ring's lock has the number of the thread that
+        holds it, and threads of two namespaces may have the same number. `number`: the client's namespace; None: an
+        older client, which does not say. Peer pid 0 is a process outside our namespace."""
         if self.peer.pid == 0 or number not in (None, pid_namespace()):
             raise Unsupported("rings: not from another PID namespace (expected the server's, as of one container)")
 
@@ -129,12 +129,12 @@ class AttachConnection:
             "deliver": settings["deliver"],
             "ttl_ns": group.settings.ttl,
             "words": group.settings.words.listed,
-            "ephemeral": True,  # it understands such messages
+            "ephemeral": True,  # the server understands ephemeral messages
         }
 
 
 class AttachSocket(Acceptor):
-    """All attach sockets of a server. `run` it; `stop` ends it, and all attachments."""
+    """All attach sockets of a server. `run` serves them; `stop` ends that, and all attachments."""
 
     def __init__(self, rings: RingRegistry, listeners: list[Listener], fairness: Fairness | None = None) -> None:
         super().__init__("ring", "", UserLimits("attachments to rings", "RING_DOORS"), fairness=fairness)

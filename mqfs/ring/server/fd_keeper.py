@@ -1,7 +1,7 @@
 """The fd keeper: a small process that holds the rings' descriptors, so that they survive a killed server.
 
-Run as a program by keeper_link.py, its client; it imports nothing of mqfs and never reads a ring. It ends by `quit`,
-when its socket's file is gone (the store was removed), or when it holds nothing and has no connection.
+keeper_link.py, its client, runs it as a program; it imports nothing of mqfs and never reads a ring. It ends on `quit`,
+when its socket's file was removed (with the store), or when it holds nothing and has no connection.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 NAME = "keeper"  # of the socket, in the store's folder
 LOOK_S = 2.0  # between two checks that the store still exists
 SEND_S = 1.0  # for a server to take an answer
-_SERVERS = 4  # connections at once; a further one takes the place of the oldest
+_SERVERS = 4  # connections at once; one more replaces the oldest
 _PACKET_BYTES = 256
 _CREDENTIALS = struct.Struct("3i")
 
 
 class FdKeeper:
-    """The descriptors held, and the connections of servers."""
+    """The descriptors of rings, and the connections of servers."""
 
     def __init__(self, listener: socket.socket, folder: int, most: int) -> None:
         self.listener, self.folder, self.most = listener, folder, most
@@ -51,7 +51,7 @@ class FdKeeper:
             os.unlink(NAME, dir_fd=self.folder)
 
     def wait(self) -> list[socket.socket]:
-        """The sockets with something to read. By poll: descriptors may have any number."""
+        """Return the readable sockets, by poll: descriptors may exceed the limit of select."""
         by_fd = {sock.fileno(): sock for sock in (self.listener, *self.servers)}
         poll = select.poll()
         for fd in by_fd:
@@ -94,7 +94,7 @@ class FdKeeper:
             self.leave(server)
 
     def carry_out(self, server: socket.socket, verb: bytes, name: bytes, fds: list[int]) -> bytes:
-        """The answer to a request. A descriptor that is kept is taken out of `fds`."""
+        """Answer a request. A descriptor that is kept is removed from `fds`."""
         if verb == b"keep" and name and len(fds) == 1:
             if name not in self.held and len(self.held) >= self.most:
                 return b"no: %d descriptors held (the most)" % self.most
@@ -117,7 +117,8 @@ class FdKeeper:
 
 
 def main() -> None:
-    """Arguments: the descriptors of the listening socket and of the store's folder, and how many rings at most."""
+    """Run a keeper. Arguments: the descriptors of the listening socket and of the store's folder, and the most rings
+    held."""
     listener, folder, most = map(int, sys.argv[1:4])
     FdKeeper(socket.socket(fileno=listener), folder, most).run()
 

@@ -1,6 +1,7 @@
-"""The checks of a ring's records before the log takes them: its clients may write anything there.
+"""The checks of a ring's records before they enter the log: clients may write anything into a ring.
 
-Here are the rules of a client's records, and the budget for checking a corrupt ring. Changes neither ring nor log.
+This module has the rules for clients' records, and the budget for checking a corrupt ring. It changes neither ring nor
+log.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from mqfs.store.api import LogEnd
 if TYPE_CHECKING:
     from mqfs.ring import Ring
 
-HEAD_COST = 1_024  # bytes that take as long as the check of a head
+HEAD_COST = 1_024  # bytes whose scan takes as long as the check of a head
 _HIT_COST = 64
 _BUDGET_BYTES = 2 << 20  # some 10 ms
-_AHEAD_NS = 10**9  # a record's time may be after the wall clock: it was set back, or another CPU's is ahead
+_AHEAD_NS = 10**9  # a record may be so far ahead of the wall clock: it was set back, or another CPU's is ahead
 
 
 class IngestChecks:
@@ -34,24 +35,24 @@ class IngestChecks:
     def __init__(self, group: Group, end: LogEnd, made: Ring) -> None:
         self._group, self._end = group, end
         self.capacity = made.size // HEAD_BYTES  # messages that the ring can hold
-        # Below that another server may have taken or written messages.
+        # An earlier server may have ingested or written messages below it.
         self._resumed = min(made.next, end.next + self.capacity) if made.tail else 0
-        self.corrupt = ""  # the first finding that no client may write
-        self.slack = 0  # messages that may be missing, as refused bytes may have been theirs
+        self.corrupt = ""  # the first thing found that no client may write
+        self.slack = 0  # sequences that may be missing: refused bytes may have been their messages
         self._budget = _BUDGET_BYTES  # for bytes that are examined one by one
 
     def report(self, finding: str) -> None:
         self.corrupt = self.corrupt or finding
 
     def spend(self, cost: int) -> bool:
-        """Whether the budget allowed for that. A server's time is not what corrupt bytes may cost."""
+        """Whether the budget allows for that cost. It bounds the server's time for corrupt bytes."""
         self._budget -= cost
         return self._budget >= 0
 
     # ------------------------------------------------------------ a run of records
 
     def is_sound(self, rows: RecordColumns, own: range) -> bool:
-        """Whether all of a run may be taken as it is. `own`: sequences of the server's messages."""
+        """Whether a whole run may be ingested as it is. `own`: sequences of the server's messages."""
         return self._is_in_order(rows) and self._is_plain(rows, own)
 
     def _is_in_order(self, rows: RecordColumns) -> bool:
@@ -62,7 +63,7 @@ class IngestChecks:
         return is_plausible(rows.times[-1]) and ring.is_ordered(rows)
 
     def _is_plain(self, rows: RecordColumns, own: range) -> bool:
-        """Whether every record that is not the server's is one that a client may publish."""
+        """Whether every record except the server's own is one that a client may publish."""
         first, count = rows.sequences[0], len(rows.sequences)
         if own and first <= own.start < first + count:
             begin, end = own.start - first, own.stop - first
@@ -71,7 +72,7 @@ class IngestChecks:
         return self._is_clients(rows)
 
     def _is_clients(self, rows: RecordColumns) -> bool:
-        # Here first: other numbers may be as many as the ring has records, which are not to be counted one by one.
+        # First a check by range: a forged run may have as many stream numbers as records, too many to tally.
         if not ring.is_plain(rows, limits.MESSAGE_BYTES, range(FIRST_STREAM, self._group.state.next_stream)):
             return False
         return all(row.place in self._group.numbers for row in tally(rows))
@@ -79,7 +80,7 @@ class IngestChecks:
     # ------------------------------------------------------------ one record, where a run is not sound
 
     def is_settled(self, record: Record) -> bool:
-        """Whether an earlier server took a record, or never answered who wrote it."""
+        """Whether an earlier server ingested the record, or never answered its writer."""
         ahead = record.sequence - self._end.next
         return record.sequence < self._resumed and ahead <= self.capacity and (ahead < 0 or bool(record.flags & OWN))
 
@@ -94,7 +95,8 @@ class IngestChecks:
         return 0 < len(record.body) <= limits.MESSAGE_BYTES and is_plausible(record.time_ns)
 
     def pieces(self, data: memoryview, at: int, rows: RecordColumns) -> Iterator[tuple[int, int, Record | None]]:
-        """(begin, end, record) of those rows, which begin at `at`, and of the bytes after them: None is no record."""
+        """Yield (begin, end, record) of those rows, which begin at `at`, and of the bytes after them; record is None
+        for bytes that are no record."""
         for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
             begin, size = at + position, HEAD_BYTES + headers + body
             yield begin, begin + padded(size), decode(bytes(data[begin : begin + size]))
@@ -103,7 +105,8 @@ class IngestChecks:
             yield at, self._next_record(data, at), None
 
     def _next_record(self, data: memoryview, bad: int) -> int:
-        """The next offset where a record may begin. Only a possible sequence and time are examined further."""
+        """Return the next offset where a record may begin. Only offsets with a possible sequence and time are
+        examined."""
         whole, low = data.obj, self._end.next
         assert isinstance(whole, bytes)
         if self._budget < 0:
@@ -129,6 +132,6 @@ def is_plausible(time_ns: int) -> bool:
 
 
 def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
-    """Offsets after `bad` where record heads may be, whose time ends with one of those bytes."""
+    """Return offsets after `bad` where record heads may be, found by the last bytes of their time."""
     ends = re.compile(b"|".join(map(re.escape, times)))
     return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))

@@ -1,8 +1,9 @@
 """Copying records from a group's ring into its log: whole ranges, or one by one where not all of them are sound.
 
-It keeps the position in the ring, and the order of the server's own messages among those of others. ingest_checks.py
-decides which records are taken; the others go to quarantine. Where nothing is promised to later readers, records stay
-in the ring until its readers have passed them, and are only checked and counted then (RingReaders).
+The intake keeps the position in the ring, and the order of the server's own messages among those of clients.
+ingest_checks.py decides which records are ingested; the others are moved to quarantine. If nothing is promised to later
+readers, records stay in the ring until its readers have passed them. Then they are only checked and counted
+(RingReaders).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.Read
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _EPHEMERAL = re.compile(re.escape(bytes([ring.EPHEMERAL])) + b"+")  # in a column of flags
-_OWN_BYTES = 64 << 10  # of the server's changes and acks, which go to the log meanwhile
-_LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
+_OWN_BYTES = 64 << 10  # bytes of the server's changes and acks, appended to the log meanwhile
+_LEAST_KEPT = 64 << 10  # bytes whose writing takes as long as making a file
 
 
 class _Range:
-    """Records copied from the ring and not all taken yet."""
+    """Records copied from the ring; the log does not have all of them yet."""
 
     def __init__(self, data: bytes | memoryview, rows: RecordColumns) -> None:
         self.data, self.rows = data, rows
@@ -54,8 +55,8 @@ class _Range:
         return self.rows.sequences[self.at]
 
     def split(self, begin: int, end: int) -> tuple[Buffer, RecordColumns, RecordColumns]:
-        """The records of these rows that are not ephemeral, with their rows, and the rows of those that are. In one
-        pass: a client may publish both by turns, as many as the ring has room for."""
+        """Return the records of these rows that are not ephemeral, their rows, and the rows of the ephemeral ones. It
+        takes one pass: a client may publish both by turns, as many as the ring has room for."""
         if ring.EPHEMERAL not in self._flags[begin:end]:
             return self.between(begin, end), self.rows.part(begin, end), ring.scan(b"")
         whole, stops = memoryview(self.data), [*self.rows.positions[begin:end], self._stop(end)]
@@ -70,11 +71,11 @@ class _Range:
         return data, ring.scan(data), ring.scan(b"".join(ephemeral))
 
     def between(self, begin: int, end: int) -> memoryview:
-        """The records of these rows."""
+        """Return the bytes of these rows."""
         return memoryview(self.data)[self.rows.positions[begin] : self._stop(end)]
 
     def _stop(self, end: int) -> int:
-        """Where the row before that one ends."""
+        """Return where the row before row `end` ends."""
         return self.rows.positions[end] if end < len(self) else self.rows.end
 
 
@@ -87,22 +88,22 @@ class RingIntake:
         self.checks = IngestChecks(group, inner.end, made)
         self.readers = RingReaders(made, inner.end, self._consumer.position, group.retention.note_change)
         self.taking = False
-        self.blocked = ""  # why the log takes nothing now
-        self.no_room = ""  # why it would not take more than the ring has: publishing in it is to end
-        self.leaves = False  # the last `take` left records to the ring's readers, to be asked again soon
-        self._is_promised = True  # what was taken last: others than the ring's readers may read it
+        self.blocked = ""  # why the log accepts nothing now
+        self.no_room = ""  # why the log has no room for more than the ring's records: the ring must be retired
+        self.leaves = False  # the last `take` left records to the ring's readers: call it again soon
+        self._is_promised = True  # others than the ring's readers may read the records ingested last
         self._range: _Range | None = None
-        self._raw: bytes | memoryview = b""  # copied and not scanned yet
-        self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
-        self._broken = False  # nothing more is taken from it
+        self._raw: bytes | memoryview = b""  # bytes copied and not scanned yet
+        self._salvaged: int | None = None  # end of the bytes to ingest, if the ring could not be read further
+        self._broken = False  # a bug was met: nothing more is read from the ring
         self._own = range(0)  # sequences of the server's messages that are being written
-        self._void = range(0)  # of those that could not be
+        self._void = range(0)  # those that the log refused
         self._may_leave = False  # see `take`
         self._quarantined = 0  # bytes
 
     @property
     def position(self) -> int:
-        """Records below it were taken, or copied to be."""
+        """The position in the ring up to which records were copied."""
         return self._consumer.position
 
     @property
@@ -111,24 +112,24 @@ class RingIntake:
 
     @property
     def final_position(self) -> int | None:
-        """The end of a ring in which nothing more is published; None while records are to be taken."""
+        """The position where a retired ring ends; None while records are to be ingested."""
         if self.blocked or self._range is not None or self._raw:
             return None
         return self._consumer.position if self._salvaged is None else self._salvaged
 
     def expect_reader(self) -> None:
-        """A file of the group is opened: what comes next may be for others than the ring's readers."""
+        """Note that a file of the group is opened: readers other than the ring's may want the next records."""
         self._is_promised = True
 
     def close(self) -> None:
-        """Leave the ring as it is."""
+        """Stop reading the ring, and leave it as it is."""
         self._consumer.close()
 
     # ------------------------------------------------------------ the server's own messages
 
     def take_before_own(self, own: range) -> int | None:
-        """Take what was published before the server's messages of those sequences; their time, or None where they are
-        not there. `own_appended` or `own_refused` is to follow."""
+        """Ingest the records published before the server's messages with those sequences. Returns the time of these
+        messages, or None if they are not in the ring. Call `own_appended` or `own_refused` next."""
         self._own = own
         self.take(own.start)
         there = self._range
@@ -138,7 +139,7 @@ class RingIntake:
         return int(there.rows.times[there.at])
 
     def own_appended(self) -> bool:
-        """The server's own messages are in the log. Whether they were in the ring."""
+        """Skip the server's own messages, which are in the log. Returns whether they were in the ring."""
         there, own, self._own = self._range, self._own, range(0)
         if not own or there is None:
             return False
@@ -147,15 +148,16 @@ class RingIntake:
         return True
 
     def own_refused(self) -> None:
-        """The server's own messages are not taken: their writer gets an error."""
+        """Note that the log refused the server's own messages: their writer gets an error."""
         if self._own:
             self._void, self._own = self._own, range(0)
 
     # ------------------------------------------------------------ taking
 
     def take(self, until: int | None = None, most_bytes: int | None = None, *, may_leave: bool = False) -> None:
-        """Take records: up to that sequence, and about `most_bytes`. Then `blocked` says that the log had no room.
-        `may_leave`: not those that only the ring's readers may read, while these are about to pass them."""
+        """Ingest records below sequence `until`, about `most_bytes` (None: a ring's worth). If the log refuses them,
+        `blocked` says why. `may_leave`: leave records that only the ring's readers may read, while these are about to
+        pass them."""
         if self.taking or self._broken:
             return
         self.taking, self.blocked = True, ""
@@ -181,7 +183,7 @@ class RingIntake:
             self.taking = False
 
     def _break_off(self) -> None:
-        """Take no more: reading the ring met a bug. Bytes not taken go to quarantine."""
+        """Stop reading the ring after a bug. Bytes that were not ingested are moved to quarantine."""
         log.exception("ring of group %d abandoned: reading it failed", self._group.number)
         there, untaken = self._range, self._raw
         self._range, self._raw, self._broken = None, b"", True
@@ -192,7 +194,8 @@ class RingIntake:
         self._refuse(bytes(untaken))
 
     def _scan_next(self) -> int:
-        """Make the next published records a range, or take the sound ones; returns how many bytes. 0: none."""
+        """Make the next published records the range, or ingest the sound ones. Returns the bytes scanned; 0: there are
+        none."""
         data = self._raw or self._copy(self._takeable_bytes())
         if not data:
             return 0
@@ -210,14 +213,14 @@ class RingIntake:
         return len(data)
 
     def _is_left_to_readers(self) -> bool:
-        """Whether records may stay in the ring for a while: only its own readers wait for them, which do not need
-        the server, and no publisher waits for a commit."""
+        """Whether records may stay in the ring for a while: only its own readers wait for them, which do not need the
+        server, and no publisher waits for a commit."""
         group = self._group
         promised = self._is_promised or group.log.must_retain or group.waiting.readers or group.past_rings
         return not (promised or self._ring.awaited)
 
     def _takeable_bytes(self) -> int:
-        """The bytes of the ring to take next."""
+        """Return the number of bytes to copy next from the ring."""
         most = limits.RING_RANGE_BYTES
         if self._may_leave and self._salvaged is None:
             passed = self.readers.passed_bytes(self._consumer.position)
@@ -235,7 +238,7 @@ class RingIntake:
             return self._salvage()
 
     def _salvage(self) -> bytes:
-        """All bytes after one that is no record: there may be records again."""
+        """Retire a corrupt ring, and return all its remaining bytes: records may follow the bad bytes."""
         self._retire("it is corrupt")
         memory, begin, tail = self._ring.fileno(), self._consumer.position, self._ring.tail
         of = self._ring.size
@@ -245,7 +248,7 @@ class RingIntake:
         return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)
 
     def _take_rows(self, there: _Range, until: int | None) -> int:
-        """Take rows of a range, up to that sequence; returns how many bytes."""
+        """Ingest rows of a range, below sequence `until`; return their bytes."""
         begin, end, sequences = there.at, len(there), there.rows.sequences
         if until is not None and sequences[end - 1] >= until:
             end = begin + until - sequences[begin]
@@ -279,21 +282,21 @@ class RingIntake:
         return size
 
     def _is_wanted(self, rows: RecordColumns) -> bool:
-        """Whether they must be retained, or a reader has not had them."""
+        """Whether records must be retained, or a reader has not read them yet."""
         group = self._group
         self._is_promised = group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings)
         taken_to = self._consumer.position if self._salvaged is None else self._salvaged
         return self._is_promised or not self.readers.have_passed(taken_to - len(self._raw))
 
     def _skip_to(self, sequence: int) -> None:
-        """Messages below it that were not taken exist nowhere."""
+        """Use up the sequences below `sequence` that have no message in the log: they exist nowhere."""
         missing = sequence - self._inner.end.next
         if missing > 0:
             self._inner.ranges.reserve_space(0, missing)
             self._inner.ranges.skip_to(sequence)
 
     def _leave_out_void(self, there: _Range) -> int:
-        """Pass over messages of the server that it answered with an error; take those before them first."""
+        """Skip messages of the server that it answered with an error; ingest those before them first."""
         first, void = there.sequence, self._void
         if first < void.start:
             self._void = range(0)
@@ -308,7 +311,7 @@ class RingIntake:
         return 0
 
     def _done_with_range(self) -> None:
-        """Release the ring's room that a range took, if all of it was taken."""
+        """Release the ring's room of a range that was ingested whole."""
         there = self._range
         if there is None or there.at < len(there):
             return
@@ -319,7 +322,7 @@ class RingIntake:
         self.readers.mark(self._consumer.position)
 
     def _release(self) -> None:
-        """Give back the ring's room that was taken from it, once the log has room for as much."""
+        """Release the ring's room of copied records, once the log has room for a whole ring again."""
         try:
             hold_room(self._inner, self._ring.size)
         except UNWRITABLE as error:
@@ -330,8 +333,8 @@ class RingIntake:
     # ------------------------------------------------------------ one by one, where not all is sound
 
     def _filter_range(self, data: bytes | memoryview) -> None:
-        """Take the sound records, up to the server's own; the others go to quarantine. Where too much is not sound the
-        rest goes there, too."""
+        """Ingest the sound records up to the server's own; the others are moved to quarantine. If too much is unsound,
+        the rest is moved there, too."""
         refused: list[memoryview] = []
         view, at, checks = memoryview(data), 0, self.checks
         try:
@@ -341,7 +344,7 @@ class RingIntake:
                     self._range, self._raw = _Range(view[at : at + rows.end], rows), view[at + rows.end :]
                     return
                 for begin, end, record in checks.pieces(view, at, rows):
-                    self._raw = view[begin:]  # should the log have no room
+                    self._raw = view[begin:]  # to go on here if the log has no room
                     if record is not None and record.sequence in self._own:
                         self._range = self._split_own()
                         return
@@ -361,7 +364,7 @@ class RingIntake:
             self._release()
 
     def _take_record(self, record: Record) -> bool:
-        """Take a record, or pass over one that the log does not miss. False: it may not be there."""
+        """Ingest a record, or skip one that the log does not need. Returns False if it must not be there."""
         ahead = record.sequence - self._inner.end.next
         if self.checks.is_settled(record):
             self._skip_to(record.sequence + 1)
@@ -375,7 +378,7 @@ class RingIntake:
         return True
 
     def _split_own(self) -> _Range:
-        """The server's own records at the head of `_raw`, which keeps the rest."""
+        """Split the server's own records off the head of `_raw`, which keeps the rest."""
         rows = ring.scan(self._raw)
         count = min(len(self._own), len(rows.sequences))
         end = rows.positions[count] if count < len(rows.sequences) else rows.end
@@ -385,7 +388,7 @@ class RingIntake:
 
     def _append(self, record: Record) -> None:
         stream = self._group.numbers.get(record.stream)
-        if stream is None or record.flags == ring.EPHEMERAL:  # it was removed, since it was published
+        if stream is None or record.flags == ring.EPHEMERAL:  # removed meanwhile, or not for the log
             self._skip_to(record.sequence + 1)
             return
         self._group.retention.reserve_room(HEAD_BYTES + len(record.body))
@@ -400,7 +403,7 @@ class RingIntake:
         if not self.checks.corrupt:
             log.error("ring of group %d corrupt: %d bytes that no client may write", self._group.number, len(data))
         self.checks.report("bytes that no client may write")
-        room = max(limits.RING_RANGE_BYTES - self._quarantined, 0)  # enough for a person to look at
+        room = max(limits.RING_RANGE_BYTES - self._quarantined, 0)  # enough for a person to examine
         kept = data[:room]
         self._quarantined += max(len(kept), _LEAST_KEPT)
         if kept:
@@ -408,14 +411,15 @@ class RingIntake:
 
 
 def hold_room(bucket: Bucket, size: int) -> None:
-    """Have room in a log for all that a ring of that size may hold: what is published is taken, and its publisher
-    answered, also where the disk is full. Raises DiskFull, DiskFailed, ReadOnly."""
+    """Allocate room in a log for all records that a ring of that size may hold: published messages are ingested, and
+    publishers answered, even if the disk is full. Raises DiskFull, DiskFailed, ReadOnly."""
     bucket.ranges.hold_room(size + _OWN_BYTES)
 
 
 def _lifted(data: Buffer, rows: RecordColumns, least_ns: int) -> memoryview:
-    """The same records, none before that time. An earlier one was published while the log had a later one written, or
-    before the clock was set back, or it was forged; messages of others expire by their own time."""
+    """Return the same records, with times not before `least_ns`. A client may have published while the log wrote a
+    later record, or before the clock was set back, or may have forged the time; messages of others expire by their own
+    time."""
     made = bytearray(data)
     for position, headers, body, time_ns in zip(rows.positions, rows.headers, rows.bodies, rows.times, strict=True):
         if time_ns >= least_ns:
@@ -434,39 +438,41 @@ def _lifted(data: Buffer, rows: RecordColumns, least_ns: int) -> memoryview:
 #     ring       |....... 40 41 42 43 44 45 46 47 48]        a reader's slot is at 44, another's at 46
 #     log        taken up to 40, what is below 38 removed    44 is the slowest
 #
-# A reader that is overtaken continues in the log, so the log has what the slowest one has not passed when the ring's
-# room is given back. Where the log is promised to no one else, the server therefore leaves records in the ring while
-# its readers go on: what all have passed need not be written at all. Where the ring is full it waits for them no longer
-# than a publisher does (core.h, `ring_await_followers`), and then writes an eighth of the ring, so that there is room.
+# A reader that is overtaken continues in the log. So when the ring's room is released, the log must have all records
+# that the slowest reader has not passed. If the log is promised to no one else, the server therefore leaves records in
+# the ring while its readers advance: records that all have passed need not be written at all. If the ring is full, the
+# server waits no longer than a publisher does (core.h, `ring_await_followers`). Then it writes an eighth of the ring to
+# make room.
 
-_MARK_BYTES = 64 << 10  # between two positions of the ring whose sequence is remembered
-_LOOK_S = 0.05  # how long an answer holds
-_STILL_S = 0.25  # a reader that did not move for so long is not waited for
-_STILL_FULL_S, _EIGHTH_S = 0.01, 0.05  # the same in a full ring, and in which it has to pass an eighth of that
+_MARK_BYTES = 64 << 10  # between two positions of the ring whose sequences are remembered
+_LOOK_S = 0.05  # how long an answer is valid
+_STILL_S = 0.25  # a reader that has not moved for so long is not waited for
+_STILL_FULL_S, _EIGHTH_S = 0.01, 0.05  # the same in a full ring; the time for a reader to pass an eighth of it
 
 
 class RingReaders:
-    """The readers of one ring. `end` is that of the group's log, `raised` is called when their floor has risen."""
+    """The readers of one ring. `end`: the end of the group's log; `raised` is called when the readers' floor has
+    risen."""
 
     def __init__(self, made: Ring, end: LogEnd, position: int, raised: Callable[[], None]) -> None:
         self._ring, self._end, self._raised = made, end, raised
         self._floor = NEVER
-        self._slowest = NEVER  # position of the slowest one, at the last update
-        # (position, the sequence after it); of one that is further back the floor stays where it is
+        self._slowest = NEVER  # position of the slowest reader at the last update
+        # (position, next sequence of the log there); for a reader further back the floor stays as it is
         self._marks: deque[tuple[int, int]] = deque([(position, end.next)], 2 + 2 * made.size // _MARK_BYTES)
-        self._seen = (0.0, False)  # (time of the last update, whether there are any)
-        self._moved = self._eighth = (-1, 0.0)  # where the slowest was when it last moved, and passed an eighth; when
-        self._is_lost = False  # it is not waited for, until it has caught up to half the ring
+        self._seen = (0.0, False)  # (time of the last update, whether there are readers)
+        self._moved = self._eighth = (-1, 0.0)  # (position, time) of the slowest: it moved, passed an eighth
+        self._is_lost = False  # the slowest reader is not waited for until at most half the ring is unread
 
     def mark(self, position: int) -> None:
-        """The ring up to a position is in the log."""
+        """Note that the log has the ring up to `position`."""
         if not self._marks or position - self._marks[-1][0] >= _MARK_BYTES:
             self._marks.append((position, self._end.next))
 
     @property
     def floor(self) -> int:
-        """The lowest sequence that a reader may still need; NEVER where there is none."""
-        # That there are none is never remembered: a reader may have come meanwhile.
+        """The lowest sequence that a reader may still need; NEVER without readers."""
+        # The absence of readers is never cached: one may have come meanwhile.
         if not self._seen[1] or time.monotonic() - self._seen[0] >= _LOOK_S:
             self.refresh()
         return self._floor
@@ -475,7 +481,7 @@ class RingReaders:
         self._seen = time.monotonic(), self.update()
 
     def update(self) -> bool:
-        """Whether there are any now; sets the floor to the slowest one's."""
+        """Set the floor to that of the slowest reader. Returns whether there are readers."""
         positions = [position for slot, _, position, _, lives in self._ring.slots() if slot and lives]
         before, self._slowest = self._floor, min(positions, default=NEVER)
         if positions:
@@ -495,17 +501,18 @@ class RingReaders:
         elif self._floor == NEVER:
             self._floor = self._end.next
 
-    # ------------------------------------------------------------ what they have passed
+    # ------------------------------------------------------------ records that readers have passed
 
     def have_passed(self, position: int) -> bool:
-        """Whether all of them have. One that comes begins at the ring's end, so that what holds once holds on."""
+        """Whether all readers have passed `position`. A new reader begins at the ring's end, so the answer stays
+        true."""
         if self._slowest == NEVER or self._slowest < position:
             self.refresh()
         return self._slowest >= position
 
     def passed_bytes(self, position: int) -> int:
-        """The bytes of records from that position on that the log may have: those that all readers have passed; where
-        these are not waited for, more. 0: to be asked again soon."""
+        """Return the bytes from `position` on that may be ingested: those that all readers have passed, or more if the
+        readers are not waited for. 0: call again soon."""
         self.refresh()
         now, slowest, size, tail = self._seen[0], self._slowest, self._ring.size, self._ring.tail
         if slowest >= tail:

@@ -1,7 +1,8 @@
 """The server's link to its fd keeper, the process that holds the rings over a kill -9 of the server.
 
-The link starts it, and passes all descriptors again after it was killed. It never waits longer than a second. Without a
-keeper rings are made all the same, and the log warns that they would not survive the server.
+The link starts the keeper, and passes all descriptors again after that was killed. A request never waits longer than a
+second, except at a start (ANSWER_S). Without a keeper rings are made all the same, and the log warns that they would
+not survive the server.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from mqfs.ring.server import fd_keeper
 log = logging.getLogger("mqfs")
 
 PATIENCE_S = 1.0
-ANSWER_S = 30.0  # at a start, of a keeper whose machine is short of memory
+ANSWER_S = 30.0  # at a start: on a machine short of memory the keeper is slow
 _PACKET_BYTES = 256
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A process that outlives us."""
+    """A child process that outlives the server."""
 
     def __del__(self, *_: object) -> None:
         pass
 
 
 class KeeperLink:
-    """The fd keeper of one store. `ensure_alive` is to be called about once a second."""
+    """The fd keeper of one store. Call `ensure_alive` about once a second."""
 
     def __init__(self, store_path: str) -> None:
         self._path = store_path
         self._socket: socket.socket | None = None
         self._child: _Child | None = None
-        self._given: dict[bytes, int] = {}  # that it should hold; descriptors of our own
+        self._given: dict[bytes, int] = {}  # our duplicates of the descriptors that it should hold
         self._complained = False
 
     @staticmethod
     def held(store_path: str) -> dict[tuple[int, int], int]:
-        """The descriptors held by a live keeper, by (group, generation); none without one. Raises BadStore where it
-        does not answer: its rings may hold messages that are nowhere else."""
+        """Return the descriptors held by a live keeper, by (group, generation); none without a keeper. Raises BadStore
+        if it does not answer: its rings may hold messages that are nowhere else."""
         found: dict[tuple[int, int], int] = {}
         try:
             with _connect(store_path, ANSWER_S) as sock:
@@ -68,7 +69,7 @@ class KeeperLink:
         return found
 
     def keep(self, group: int, generation: int, fd: int) -> None:
-        """Have it hold a ring."""
+        """Pass a ring to the keeper, which holds it from then on."""
         name = _name(group, generation)
         self._forget(name)
         self._given[name] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
@@ -81,7 +82,7 @@ class KeeperLink:
             self._try(b"drop " + name)
 
     def ensure_alive(self) -> None:
-        """Replace a keeper that was killed."""
+        """Start another keeper after one was killed."""
         if self._socket is not None and _has_ended(self._socket):
             self._lose()
         if self._socket is None and self._given:
@@ -90,7 +91,7 @@ class KeeperLink:
             self._try(b"")
 
     def quit(self) -> None:
-        """End it, and all it holds."""
+        """End the keeper, which drops all it holds."""
         with contextlib.suppress(OSError, MqfsError):
             if self._socket is None:
                 self._socket = _connect(self._path)
@@ -160,7 +161,7 @@ class KeeperLink:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=fds,
-                start_new_session=True,  # the end of the server's terminal or process group does not end it
+                start_new_session=True,  # does not end with the server's terminal or process group
                 cwd="/",
             )
         finally:
@@ -180,7 +181,7 @@ class KeeperLink:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether its end is readable: it sends nothing unasked."""
+    """Whether the keeper has closed its end: it sends nothing unasked, so only the end is readable."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -191,7 +192,7 @@ def _name(group: int, generation: int) -> bytes:
 
 
 def _connect(store_path: str, patience_s: float = PATIENCE_S) -> socket.socket:
-    """Raises OSError."""
+    """Connect to the keeper of a store. Raises OSError, for another user's socket too."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.settimeout(patience_s)
@@ -207,18 +208,18 @@ def _connect(store_path: str, patience_s: float = PATIENCE_S) -> socket.socket:
 
 
 def _listed(sock: socket.socket) -> Iterator[tuple[bytes, int]]:
-    """The name and descriptor of each ring."""
+    """Yield the name and the descriptor of each ring."""
     sock.send(b"list")
     while True:
         name, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, 1)
         if len(fds) != 1:
-            return  # the end; or no answer of ours
+            return  # the end of the list, or an invalid answer
         os.set_inheritable(fds[0], False)
         yield name, fds[0]
 
 
 def _remove_old(path: str) -> None:
-    """Remove the socket of a keeper that was killed, or does not answer: that one ends when its file is gone."""
+    """Remove the socket of a keeper that was killed or does not answer: without its file, such a keeper ends."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise Unsupported("'keeper' in the store is not a socket (left as it is)")

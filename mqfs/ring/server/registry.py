@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.ring")
 
-_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but the machine's
+_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but of the machine
 _TAIL_AT, _KEPT_POSITION_AT = 256, 776  # bytes of a ring's memory: ring.h
 
 
 class GroupRing:
-    """A group's ring and its users."""
+    """A group's ring and its clients."""
 
     def __init__(self, ring_log: RingLog) -> None:
         self.ring_log = ring_log
@@ -57,9 +57,9 @@ class RingRegistry:
         self._tree: Tree | None = None
         self._rings: dict[Group, GroupRing] = {}
         self._ending: dict[RingLog, GroupRing] = {}
-        self._draining: dict[RingLog, float] = {}  # ended, with readers that still need it: since when
+        self._draining: dict[RingLog, float] = {}  # ended rings that readers still need -> since when
         self._generations: dict[int, int] = {}
-        # By _whose: when rings were corrupt or locked too long.
+        # By `_whose`: when rings were corrupt or locked too long.
         self._cooldown: dict[tuple[str, int], deque[float]] = {}
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
@@ -70,8 +70,8 @@ class RingRegistry:
     # ------------------------------------------------------------ after a kill
 
     def _take_over(self) -> dict[int, list[Ring]]:
-        """Rings that survived the last server, by group, oldest generation first. Their groups' sequences continue
-        where the rings end."""
+        """Return the rings that survived the last server, by group, the oldest generation first. The sequences of their
+        groups continue where the rings end."""
         if self._keeper is None or ring.MISSING:
             return {}
         held: dict[int, list[Ring]] = {}
@@ -97,7 +97,7 @@ class RingRegistry:
         return held
 
     def _abandon(self, number: int, generation: int, fd: int, error: Exception) -> None:
-        """Abandon a ring that cannot be resumed: its bytes go to quarantine, and no later start meets it again."""
+        """Abandon a ring that cannot be resumed: its bytes are copied to quarantine, and the keeper drops it."""
         log.error("ring of group %d abandoned: %s: %s", number, type(error).__name__, error)
         try:
             self._store.open(number).ranges.quarantine(_untaken(fd), "a ring that could not be resumed")
@@ -127,12 +127,12 @@ class RingRegistry:
             return
         log.info("ring of group %d resumed", group.number)
         ring_log.pump()
-        ring_log.commit()  # the last server may have taken more than it committed
+        ring_log.commit()  # the last server may have ingested more than it committed
         if not ring_log.ended and ring_log.ring.retired:
             ring_log.retire("the last server had begun to retire it")
 
     def _begin_held(self, group: Group, generations: list[Ring]) -> RingLog | None:
-        """The ring log of the newest generation; None where there is none, or it was abandoned."""
+        """Begin the ring log of the newest generation; None if there is no ring, or it was abandoned."""
         if (why := self._unreadable.pop(group.number, None)) is not None:
             raise why
         if not generations:
@@ -142,13 +142,13 @@ class RingRegistry:
             return self._begin(group, newest).ring_log
         except _NOT_ITS_FAULT:
             raise
-        except Exception as error:  # another process has the server's consumer slot, say
+        except Exception as error:  # for example, another process has the server's consumer slot
             self._abandon(group.number, newest.generation, newest.fileno(), error)
             newest.close()
             return None
 
     def _finish_ended(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
-        """Commit a generation that the last server had emptied before it made the next one, and drop it."""
+        """Commit and drop a generation that the last server had emptied before it made the next one."""
         if error is None:
             ended.commit(last)
         self._drop(number, ended.generation)
@@ -157,7 +157,8 @@ class RingRegistry:
     # ------------------------------------------------------------ attaching
 
     def attach(self, user: User, path: str) -> Attachment:
-        """Raises NotFound, NotDirectory, Denied, Unsupported, DiskFull, OverLimit, Busy."""
+        """Attach a client to the ring of a group, which is made if there is none. Raises NotFound, NotDirectory,
+        Denied, Unsupported, DiskFull, OverLimit, Busy."""
         assert self._tree is not None
         if ring.MISSING:
             raise errors.Unsupported(f"rings: the extension in C was not built ({ring.MISSING})")
@@ -186,14 +187,15 @@ class RingRegistry:
             raise errors.Unsupported(
                 "rings: corrupt or locked too long three times in a minute (expected a pause of a minute)"
             )
-        # Last, as it takes longest where there are many streams: a client may ask again and again.
+        # Last, as it takes longest with many streams, and a client may repeat its request.
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
         if why := why_unseen(group.tree, user, (stream.state.uid for stream in group.numbers.values())):
             raise errors.Unsupported(why)
 
     def _require_place(self, group: Group, own: GroupRing, user: User) -> None:
-        """Raises OverLimit. By `ring all` each user has a share of the places; otherwise all are the owner's."""
+        """Raise OverLimit if there is no place for another client. With `ring all` each user has a share of the places;
+        otherwise all are the owner's."""
         if len(own.attached) >= limits.ATTACHMENTS:
             raise errors.OverLimit(f"too many clients of the ring (expected at most {limits.ATTACHMENTS})")
         if group.settings.ring == "all":
@@ -201,7 +203,8 @@ class RingRegistry:
             require_share("attachments to the ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
 
     def _current(self, group: Group) -> GroupRing | None:
-        """The generation that is not retired, or None. Raises Busy while the last one is being ended."""
+        """Return the ring unless it is retired. None: a new one may be made. Raises Busy or DiskFull while the last one
+        is being ended."""
         own = self._rings.get(group)
         if own is None or not own.ring_log.why:
             return own
@@ -210,18 +213,18 @@ class RingRegistry:
             if blocked := own.ring_log.intake.blocked:
                 raise errors.DiskFull(f"no ring: the last one is not in the log yet: {blocked}")
             raise errors.Busy("the last generation of the ring is not in the log yet (expected a retry)")
-        if self._rings.get(group) is own:  # it is not committed yet, but the next may be made
+        if self._rings.get(group) is own:  # not committed yet, but the next ring may be made
             self._ending[own.ring_log] = self._rings.pop(group)
         return None
 
     def _left(self, attachment: Attachment) -> None:
-        """A client has detached."""
+        """Note that a client has detached."""
         own = self._rings.get(attachment.group)
         if own is not None:
             own.attached.discard(attachment)
             own.alone_since = time.monotonic()
 
-    # ------------------------------------------------------------ rings come and go
+    # ------------------------------------------------------------ making and ending rings
 
     def _make(self, group: Group) -> GroupRing:
         self._make_room(group.state.uid)
@@ -281,7 +284,7 @@ class RingRegistry:
         return own
 
     def _judge(self, group: Group, change: Mapping[str, Any]) -> str:
-        """Why a change of its group ends the ring; "" if it does not."""
+        """Return why a change of its group ends the ring; "" if it does not."""
         what = change["do"]
         if what in ("remove", "rename", "attributes"):
             return f"{what} of a stream"
@@ -304,7 +307,7 @@ class RingRegistry:
         return ""
 
     def _on_end(self, ring_log: RingLog) -> None:
-        """A ring has ended, and its messages are committed."""
+        """Clean up after a ring that has ended, and whose messages are committed."""
         own = self._ending.pop(ring_log, None) or self._rings.pop(ring_log.group)
         if ring_log.corrupt or ring_log.held_up:
             whose = self._cooldown.setdefault(_whose(ring_log.group), deque(maxlen=limits.RING_CORRUPT))
@@ -320,7 +323,7 @@ class RingRegistry:
             self._closing.resolve(None)
 
     def _release(self, ring_log: RingLog) -> None:
-        """Close a ring that its readers do not need any more."""
+        """Close an ended ring that its readers no longer need."""
         self._draining.pop(ring_log)
         ring_log.release()
 
@@ -331,7 +334,7 @@ class RingRegistry:
     # ------------------------------------------------------------ periodic maintenance, and the end
 
     def tick(self) -> None:
-        """Once a second."""
+        """Maintain all rings; called once a second."""
         now = time.monotonic()
         if self._keeper is not None:
             self._keeper.ensure_alive()
@@ -344,8 +347,8 @@ class RingRegistry:
                 self._release(ring_log)
 
     def close(self) -> Step[None]:
-        """Retire all rings: published messages are in the log then. The keeper keeps a ring for which the log has no
-        room, or that was not resumed. The step is done when all waiting publishers are answered."""
+        """Retire all rings, so that published messages are in the log. The keeper keeps a ring that was not resumed, or
+        whose messages the log has no room for. The step is done when all waiting publishers are answered."""
         for own in self._all():
             self._contain(own.ring_log, "ending its ring", functools.partial(own.ring_log.retire, "server stopped"))
         if self._keeper is not None and not self._unresumed and all(own.ring_log.ended for own in self._all()):
@@ -369,13 +372,13 @@ class RingRegistry:
 
 
 def _whose(group: Group) -> tuple[str, int]:
-    """The key of a pause after a corrupt ring: the owner, who alone has access; by `ring all` the group."""
+    """Return the key of a pause after a corrupt ring: the owner, who alone has access, or with `ring all` the group."""
     return ("group", group.number) if group.settings.ring == "all" else ("owner", group.state.uid)
 
 
 def _untaken(fd: int) -> bytes:
-    """The bytes of a ring that no server has taken, as its memory says: it need not pass as a ring. All of its bytes
-    where the positions make no sense; none of a file that has not the size of a ring of ours."""
+    """Return the bytes of a ring that no server has ingested, by the positions in its memory, which may be invalid as a
+    ring. If these make no sense all its bytes are returned; of a file of another size than our rings, none."""
     size = os.fstat(fd).st_size - ring.HEAD_BYTES
     if not 0 < size <= limits.RING_BYTES:
         return b""
@@ -386,7 +389,7 @@ def _untaken(fd: int) -> bytes:
 
 
 def _first_untaken(held: Ring) -> int:
-    """The sequence of the first record that the last server may not have taken; 0 where that is corrupt."""
+    """Return the sequence of the first record that the last server may not have ingested; 0 if that is corrupt."""
     taker = held.consumer(kept=True, hold=True)
     try:
         following = held.next  # first: a client may publish meanwhile
@@ -405,13 +408,13 @@ def _first_untaken(held: Ring) -> int:
 
 
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
-    """Whether `ring owner` excludes a user. All clients of a ring must trust each other with the group's messages: by
-    `ring owner` they are the owner, root and the server's user."""
+    """Whether `ring owner` excludes a user. All clients of a ring must trust each other with the group's messages: with
+    `ring owner` these are the owner, root and the server's user."""
     return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
 
 
 def why_ended(now: Settings, settings: Settings, bounds: Iterable[str]) -> str:
-    """Why new settings end a ring; "" if they do not."""
+    """Return why new settings end a ring; "" if they do not."""
     for name in ("ttl", "keep", "words"):  # clients and the ring log have read them
         if getattr(settings, name) != getattr(now, name):
             return f"{name} changed"
@@ -419,8 +422,8 @@ def why_ended(now: Settings, settings: Settings, bounds: Iterable[str]) -> str:
 
 
 def why_not(settings: Settings, bounds: Iterable[str]) -> str:
-    """Why a group of such settings has no ring, or "": each write must be checked before it is appended. `bounds`: of
-    its consumers with a backlog, the policy of each; "": the group's."""
+    """Return why a group with these settings has no ring, or "": with such settings each write must be checked before
+    it is appended. `bounds`: the policy of each consumer with a backlog; "": the group's."""
     if settings.ring == "off":
         return "rings: not with 'ring off' (expected 'ring owner' or 'ring all')"
     if settings.sender:
@@ -438,7 +441,7 @@ def why_not(settings: Settings, bounds: Iterable[str]) -> str:
 
 
 def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
-    """Why a user may not publish in shared memory, where neither its quota nor the audit sees it; "" if it may.
+    """Return why a user may not publish in shared memory, where neither quotas nor the audit apply; "" if it may.
     `owners`: of the streams."""
     if tree.audit.publishes:
         return "rings: not with '--audit all'"
@@ -454,13 +457,13 @@ def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
 # ---------------------------------------------------------------- the thread of a ring
 
 _CHECK_S = 0.25  # between two checks of the ring's lock
-_CHECK_AGAIN_S = 0.05  # while it is held
-_RETRY_S = 0.25  # when the log had no room
-_PASS_S = 0.002  # in which the ring's readers pass some of what was left to them
+_CHECK_AGAIN_S = 0.05  # the same while the lock is held
+_RETRY_S = 0.25  # after the log had no room
+_PASS_S = 0.002  # in which the ring's readers pass some of the records left to them
 
 
 class Follower:
-    """The thread of one ring: it sleeps until something is published, and has the engine take it."""
+    """The thread of one ring: it sleeps until something is published, and has the engine ingest that."""
 
     def __init__(self, ring_log: RingLog, post: Post) -> None:
         self._ring_log, self._ring, self._post = ring_log, ring_log.ring, post
@@ -472,7 +475,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop it; returns when it does not use the ring any more."""
+        """Stop the thread; when this returns it does not use the ring any more."""
         self._stopped.set()
         self._again.release()
         self._thread.join()
@@ -490,7 +493,7 @@ class Follower:
             log.debug("ring of group %d published after the end of the loop", self._ring_log.group.number)
 
     def _ask(self, what: str, call: Callable[[], None]) -> None:
-        """Have the engine's thread call that, and wait for it. A failure there ends the ring at most."""
+        """Call that on the engine's thread, and wait for it. A failure there ends the ring at most."""
         ring_log, failed = self._ring_log, False
 
         def run() -> None:
@@ -511,8 +514,8 @@ class Follower:
             self._stopped.wait(_RETRY_S if intake.blocked or failed else _PASS_S)
 
     def _take(self) -> None:
-        """Take what is published, and for a moment what follows: a publisher that waited for the commit publishes again
-        as soon as it runs, which is sooner than the thread and the loop are waited for once more."""
+        """Ingest published records, and for a moment those that follow. A publisher that waited for the commit
+        publishes again as soon as it runs, which is sooner than another wake-up of this thread and the loop."""
         intake, until = self._ring_log.intake, time.monotonic() + limits.TURN_S
         while True:
             self._ring_log.pump(limits.RING_TURN_BYTES, may_leave=True)
@@ -549,8 +552,8 @@ class Attachment:
         return self._ring_log.ring.fileno()
 
     def number(self, name: str) -> int | None:
-        """The number of a stream; None for a view. Raises NotFound, DiskFailed; Stale where the ring was retired;
-        DiskFull while the log has no room for what was published."""
+        """Return the number of a stream; None for a view. Raises NotFound, DiskFailed; Stale if the ring was retired;
+        DiskFull while the log has no room for published messages."""
         self._require()
         if blocked := self._ring_log.intake.blocked:
             raise errors.DiskFull(f"the ring is not in the log yet: {blocked}")
@@ -564,11 +567,11 @@ class Attachment:
         raise self.group.no_stream(name)
 
     def is_retaining(self, number: int) -> bool:
-        """Whether a message of that stream would be there for any reader now."""
+        """Whether a message of that stream would be retained for any reader now."""
         return self.group.is_retaining(self.group.numbers[number])
 
     def name(self, number: int) -> str:
-        """The name of a stream, also when the ring was retired. Raises NotFound, DiskFailed."""
+        """Return the name of a stream, also after the ring was retired. Raises NotFound, DiskFailed."""
         self._require()
         stream = self.group.numbers.get(number)
         if stream is None:

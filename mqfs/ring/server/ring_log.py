@@ -1,6 +1,6 @@
-"""A group's log while the group has a ring: its own writes go through the ring, too, so that there is one order.
+"""A group's log while the group has a ring: the server's writes go through the ring, too, so that there is one order.
 
-A RingLog is the life of one ring: the server's writes to it, commits, its end. intake.py copies its records into the
+A RingLog handles one ring: the server's writes to it, its commits and its end. intake.py copies its records into the
 log; registry.py decides which groups have rings, and who may attach.
 """
 
@@ -33,7 +33,7 @@ class RingLog:
     """A group's ring, as a `Bucket` and as a `RingPort` (mqfs/store/api.py).
 
     `judge` returns why a change of the group ends the ring, or "". `on_end` is called once, when the ring has ended and
-    what was taken from it is committed.
+    the records ingested from it are committed.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class RingLog:
     ) -> None:
         self.group, self.ring, self.inner = group, made, group.log.bucket
         self._judge, self._on_end = judge, on_end
-        self.why = ""  # it is being retired
+        self.why = ""  # why it is being retired
         self.ended = False
-        self.held_up = False  # a client had its lock for so long that the server waited in vain
-        self._unsound: int | None = None  # the tail at the last tick, where the ring's state did not fit it
+        self.held_up = False  # a client held the lock for longer than the server waits
+        self._unsound: int | None = None  # the tail at the last tick, if the ring's state did not fit it
         inner = self.inner
         self.intake = RingIntake(group, made, inner, self.retire)
         self.id, self.end, self.upkeep, self.ranges = inner.id, inner.end, inner.upkeep, inner.ranges
@@ -60,7 +60,7 @@ class RingLog:
 
     @property
     def corrupt(self) -> str:
-        """The first finding in it that no client may write, or ""."""
+        """The first thing found in the ring that no client may write, or ""."""
         return self.intake.checks.corrupt
 
     # ------------------------------------------------------------ as a bucket
@@ -106,14 +106,16 @@ class RingLog:
         raise AssertionError("a group with a ring keeps what is written")
 
     def _before_pending(self, time_ns: int) -> int:
-        """The time of a record that goes straight to the log: never after that of a message not yet taken."""
+        """Return the time for a record appended directly to the log: not after the time of a pending message in the
+        ring."""
         return time_ns if self.intake.is_empty else self.end.last_ns
 
     # ------------------------------------------------------------ the server's own messages
 
     def _publish(self, drafts: Sequence[Draft], flags: int) -> int:
-        """Publish to the ring, and take what came before. Returns their time; 0: the ring is not to be had and was
-        retired, they only go to the log. Raises DiskFull and the like, before any of them is published."""
+        """Publish to the ring, and ingest the records before. Returns the time of the messages. 0: the ring failed and
+        was retired, or its time is invalid; the messages are for the log only. Raises DiskFull before any of them is
+        published, or if the ring cannot be ended."""
         intake, checks = self.intake, self.intake.checks
         assert not intake.taking
         if self.why:
@@ -146,19 +148,19 @@ class RingLog:
         return self._without_ring()
 
     def _without_ring(self) -> int:
-        """End the ring first: published messages come before those that go to the log alone."""
+        """End the ring first: its messages must precede those that are appended to the log alone. Raises DiskFull."""
         self._finish()
         if not self.ended:
             raise errors.DiskFull(f"messages published before were not written: {self.intake.blocked}")
         return 0
 
     def _appended(self) -> None:
-        """The server's own messages are in the log."""
+        """Note that the server's own messages are in the log, and commit them if they were in the ring."""
         if self.intake.own_appended():
             self.commit()
         self._retire_unfit()
 
-    # ------------------------------------------------------------ taking
+    # ------------------------------------------------------------ ingesting
 
     def drain(self) -> None:
         if not self.intake.is_empty:
@@ -166,7 +168,8 @@ class RingLog:
         self.intake.expect_reader()
 
     def pump(self, most_bytes: int | None = None, *, may_leave: bool = False) -> None:
-        """Take all records, or about `most_bytes`, and commit them as `sync` says. `may_leave`: as for the intake."""
+        """Ingest all records, or about `most_bytes`, and commit them as `sync` says. `may_leave`: see
+        `RingIntake.take`."""
         if self.ended:
             return
         before = self.inner.end.next
@@ -178,7 +181,7 @@ class RingLog:
             self.retire(f"the disk failed: {self.inner.end.failed}")
 
     def commit(self) -> None:
-        """Commit all that was taken as `sync` says, and wake waiting publishers."""
+        """Commit all ingested records as `sync` says, and wake waiting publishers."""
         if self.ended:
             return
         sync, last = self.group.settings.sync, self.inner.end.next - 1
@@ -209,7 +212,7 @@ class RingLog:
                 return
 
     def retire(self, why: str) -> None:
-        """Nothing more is published in it; its clients attach to the next generation."""
+        """End publishing in the ring; its clients attach to the next generation."""
         if self.ended:
             return
         if not self.why:
@@ -225,14 +228,14 @@ class RingLog:
             self.retire(f"corrupt data: {self.corrupt}")
 
     def _retire_unfit(self) -> None:
-        """Retire it where it is corrupt, or where the log has no room for more: what was published is taken, and its
-        clients use the files, which refuse a message before it is published."""
+        """Retire the ring if it is corrupt, or if the log has no room for more. Published messages are still ingested
+        then, and clients use the files, which refuse a message before it is published."""
         self._retire_corrupt()
         if self.intake.no_room:
             self.retire(f"no room for more in the log: {self.intake.no_room}")
 
     def _finish(self) -> None:
-        """Take the rest. Where the log has no room for it now, `tick` tries again."""
+        """Ingest the remaining records, and end the ring. If the log has no room for them now, `tick` tries again."""
         if self.ended:
             return
         self.intake.take()
@@ -254,7 +257,7 @@ class RingLog:
         self.inner.ranges.hold_room(0)
 
     def detach(self) -> None:
-        """Leave the ring as it is and the group without it, before anything was taken."""
+        """Detach the group from the ring before anything was ingested, and leave the ring as it is."""
         self._restore_bucket()
         self.intake.close()
 
@@ -264,9 +267,10 @@ class RingLog:
         self._on_end(self)
 
     def tick(self) -> None:
-        """Once a second."""
-        # A state that fits no tail: publishers are refused, and a server that writes nothing would not notice. While
-        # a client publishes, both may be seen at different moments; then the tail moves.
+        """Maintain the ring; called once a second."""
+        # If the ring's state does not fit its tail, publishers are refused, and a server that writes nothing would not
+        # notice. While a client publishes, state and tail may be read at different moments; but then the tail moves
+        # between two ticks.
         unsound = None if self.ring.next else self.ring.tail
         if not self.why and (self.ring.retired or (unsound is not None and unsound == self._unsound)):
             self.intake.checks.corrupt = "an end that no client may write"
@@ -280,14 +284,15 @@ class RingLog:
             self.intake.readers.refresh()
 
     def _grant_more(self) -> None:
-        """Reserve sequences where there was no room before: publishers wait for them, and nothing else would ask."""
+        """Reserve sequences for which there was no room before: publishers wait for them, and nothing else would
+        retry."""
         try:
             self.inner.ranges.reserve_space(0, 1)
         except UNWRITABLE as error:
             self.intake.blocked = error.detail
 
     def release(self) -> None:
-        """Close it, after its end, when this process does not use it any more."""
+        """Close the ring after its end, when this process does not use it any more."""
         self.group.past_rings.discard(self)
         self.group.retention.note_change()
         self.intake.close()

@@ -4,7 +4,7 @@
     open          index and rows in memory, or on disk as parts and in `_tail` what no part has; `used` <= `allocated`
     sealed        whole and on disk: descriptor and index may be given up at any time (Descriptors)
 
-An index that does not fit is made again from the log. One that would hide damage to more than a message is not saved.
+An index that does not fit is made again from the log. It is not saved if it would hide damage to more than a message.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from mqfs.store.segment.index import (
 from mqfs.store.segment.liveness import LivenessCache
 from mqfs.store.segment.recovery import RecoveryScan, scan_segment
 
-_LOOKED_AT = 64  # segments, for one to be closed where another is opened: some 0.05 ms
-_RESTED = 256  # segments looked at in one tick: some 0.1 ms
+_LOOKED_AT = 64  # segments checked before one is closed where another is opened: some 0.05 ms
+_RESTED = 256  # segments checked in one tick: some 0.1 ms
 
-Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
+Aside = Callable[["Segment", int, bytes, str], None]  # copies bytes of a log that failed a check to quarantine/
 Rebuilt = tuple[OpenIndex, NonMessageRecords]
 
 log = logging.getLogger("mqfs.store")
@@ -59,7 +59,7 @@ class Segment:
         self.path = f"{folder}/{first:020d}.log"
         self.idx = IndexFile(disk, f"{folder}/{first:020d}.idx", f"{staging}/{group}-{first:020d}.idx")
         self.fd = -1
-        self.listed = 0  # descriptors that it may have, of those that are counted; 0: it is not among them
+        self.listed = 0  # its descriptors that are counted (Descriptors); 0: the segment is not listed
         self.recent = False
         self.may_close_fd: Callable[[Segment, bool], bool] = lambda segment, at_once: True
         self.used = self.allocated = self.room = self.head = 0
@@ -67,18 +67,18 @@ class Segment:
         self.index: Index | None = None
         self.others: NonMessageRecords | None = None  # the records that are no messages
         self.liveness = LivenessCache()
-        self._started = False  # whether the log was looked at: before that only its name is known
-        self._foreign = ""  # why it is not the segment its name says
-        self._tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
-        self._tail_others = NonMessageRecords()  # and the same while `others` is not
+        self._started = False  # whether the log was read; before, only its name is known
+        self._foreign = ""  # why it is not the segment that its name says
+        self._tail = OpenIndex()  # messages that no part on disk has, while `index` is not loaded
+        self._tail_others = NonMessageRecords()  # the same of other records, while `others` is not
         self._reported: set[int] = set()  # positions already counted and copied
-        self.doubtful, self.damaged_head = set[int](), 0  # of scans: see `RecoveryScan`
-        self._summary: tuple[int, int, int] = (0, 0, 0)  # messages, first and last sequence; of a sealed one
+        self.doubtful, self.damaged_head = set[int](), 0  # results of scans: see `RecoveryScan`
+        self._summary: tuple[int, int, int] = (0, 0, 0)  # of a sealed segment: messages, first and last sequence
 
     # ------------------------------------------------------------ descriptors
 
     def open(self) -> int:
-        """The descriptor. Raises DiskFailed."""
+        """Open the segment if needed, and return its descriptor. Raises DiskFailed."""
         self.recent = True
         if self.fd < 0:
             with self._failing():
@@ -87,7 +87,7 @@ class Segment:
         return self.fd
 
     def begin(self, fd: int, head: int, others: NonMessageRecords) -> None:
-        """Its file was just made, with that descriptor and `head` bytes of head."""
+        """Begin with a file that was just made, has that descriptor and `head` bytes of head."""
         self.index, self.others, self._started = OpenIndex(), others, True
         self.used = self.allocated = self.head = head
         self.fd = fd
@@ -95,7 +95,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """A segment that cannot be read now is not an empty one: its readers get DiskFailed."""
+        """Turn OSError into DiskFailed: a segment that cannot be read now is not an empty one."""
         try:
             yield
         except OSError as error:
@@ -106,14 +106,14 @@ class Segment:
             self._descriptors.opened(self)
 
     def close_idle(self) -> None:
-        """Give up the descriptor and the caches."""
+        """Close the descriptor, and drop the caches."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             self._disk.close(fd)
         self.drop_index_cache()
 
     def drop_index_cache(self) -> None:
-        """Give up the index in memory, but for rows that are not on disk."""
+        """Drop the index in memory, except rows that are not on disk."""
         messages, others = self.idx.count()
         if isinstance(self.index, OpenIndex) and not self.sealed:
             self._tail = self.index.behind(messages)
@@ -124,18 +124,18 @@ class Segment:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no descriptor and nothing in memory."""
+        """Whether the segment has no descriptor and nothing in memory."""
         return self.fd < 0 and self.index is None and self.others is None
 
     # ------------------------------------------------------------ reading
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of the log. Raises DiskFailed."""
+        """Read bytes of the log. Raises DiskFailed."""
         with self._failing():
             return self._disk.pread(self.fd if self.fd >= 0 else self.open(), size, position)
 
     def load(self) -> Index:
-        """The index, from the file or, where that is wrong, from the log. Raises DiskFailed."""
+        """Return the index, from its file or, if that is wrong, from the log. Raises DiskFailed."""
         self.recent = True
         self.look()
         if self.index is None:
@@ -168,7 +168,7 @@ class Segment:
         return read_all(self._disk, self.open(), end - start, start)
 
     def look(self) -> None:
-        """Find out what the log holds, if that is not known. Raises DiskFailed."""
+        """Read the heads of the index, or scan the log, unless that was done. Raises DiskFailed."""
         if self._foreign:
             raise errors.DiskFailed(self._foreign)
         if not self._started:
@@ -176,7 +176,7 @@ class Segment:
                 self.start(newest=False)
 
     def rows(self) -> NonMessageRecords:
-        """The records that are no messages. Raises DiskFailed."""
+        """Return the records that are no messages. Raises DiskFailed."""
         self.look()
         if self.others is None:
             with self._failing():
@@ -201,7 +201,7 @@ class Segment:
         return others
 
     def count_others(self) -> int:
-        """How many records are no messages."""
+        """Return the number of records that are no messages."""
         if self.others is not None:
             return len(self.others)
         return self.idx.count()[1] + len(self._tail_others)
@@ -209,8 +209,8 @@ class Segment:
     # ------------------------------------------------------------ recovery
 
     def start(self, *, newest: bool, only: bool = False) -> bool:
-        """Find out what the log holds. Returns whether it holds anything whole; a torn tail of the newest is cut. The
-        `only` one was on disk before it got its name."""
+        """Read the heads of the index, or scan the log. Returns whether it holds any whole record. Of the newest
+        segment a torn tail is cut. `only`: the group's only segment, which was on disk before it got its name."""
         fd = self.open()
         size = self._disk.size(fd)
         others = NonMessageRecords()
@@ -245,7 +245,8 @@ class Segment:
         return True
 
     def _check_name(self, others: NonMessageRecords) -> None:
-        """Raises DiskFailed where it holds less than its name says: served, it would hide another's messages."""
+        """Raise DiskFailed if it holds lower sequences than its name says: served, it would hide messages of another
+        segment."""
         messages, first, _ = self.counts()
         least = min([self.first, *(row.sequence + 1 for row in islice(others, 1)), *([first] if messages else [])])
         if least < self.first:
@@ -253,21 +254,21 @@ class Segment:
             raise errors.DiskFailed(self._foreign)
 
     def looks_sealed(self) -> bool:
-        """Whether it has a whole index, which is written when it is synced."""
+        """Whether it has a whole index, which is written only after the segment was synced."""
         if not self._started:
             self._read_index_heads(self._disk.size(self.open()), NonMessageRecords())
         return self.idx.is_sealed
 
     def write_again(self) -> None:
-        """Write what the index does not cover once more. A killed server may have left it in the page cache; where its
-        sync failed, the system takes those pages for clean, and no sync of ours would reach them."""
+        """Write again the bytes that the index does not cover. A killed server may have left them in the page cache; if
+        its sync failed, the system takes those pages for clean, and no later sync would write them."""
         start = self.idx.covered if self._started else 0
         fd = self.open()
         for at in range(start, self.used, limits.UNIT_PIECE_BYTES):
             write_all(self._disk, fd, read_all(self._disk, fd, min(limits.UNIT_PIECE_BYTES, self.used - at), at), at)
 
     def _set_head(self, others: NonMessageRecords) -> None:
-        """Where the state at the beginning ends."""
+        """Find the end of the state at the beginning of the segment."""
         self.head = 0
         for row in others:
             if row.position != self.head:
@@ -294,7 +295,7 @@ class Segment:
             self.report_corruption(start, self._read_all(start, end))
 
     def report_corruption(self, position: int, data: bytes) -> None:
-        """Bytes here failed their check: copied and counted once."""
+        """Copy bytes that failed their check to quarantine/, and count them, once for each position."""
         if position not in self._reported:
             self._reported.add(position)
             try:
@@ -311,7 +312,8 @@ class Segment:
         return parts[0].identity if parts else int.from_bytes(self._disk.pread(self.open(), 8, 0)[4:], "little")
 
     def _rebuild_synced(self) -> Rebuilt:
-        """As `_rebuild`. A whole index says that its log is on disk: it is only saved after a sync."""
+        """Index the log as `_rebuild` does, and save the index only after a sync: a whole index says that its log is on
+        disk."""
         try:
             self._disk.fdatasync(self.open())
         except OSError as error:
@@ -333,8 +335,9 @@ class Segment:
             self._aside(self, scan.end, data[scan.end : scan.written], why)  # a batch without its end
         index.collect()
         self.used, self.others, self._started = size, others, True
-        # It would hide what is missing. That bytes are torn only the index says from then on: if a part of it reached
-        # the disk, they would be damage, and the rest of their batch would be there again.
+        # The index of a doubtful log is not saved: it would hide what is missing. The index of a torn log is synced,
+        # because from then on only the index says that bytes are torn. If only a part of it were on disk, they would
+        # count as damage, and the rest of their batch as messages.
         is_torn = bool(scan.torn) or scan.end < size
         self._write_index(index, others, save=save and not scan.doubtful, sync=is_torn)
         return index, others
@@ -342,7 +345,7 @@ class Segment:
     # ------------------------------------------------------------ writing
 
     def grow(self, need: int) -> None:
-        """Allocate for `need` more bytes at least; OSError where there is no room."""
+        """Allocate at least `need` more bytes. Raises OSError, if there is no room."""
         end = self.used + need
         if end <= self.allocated:
             return
@@ -357,14 +360,14 @@ class Segment:
         self.allocated = wish
 
     def shrink(self) -> None:
-        """Give back what was allocated and not used."""
+        """Give back bytes that are allocated and not used."""
         if self.allocated > self.used:
             self._disk.truncate(self.open(), self.used)
             self.allocated = self.used
 
     def extend(self, to: int, messages: int, others: int, last_ns: int, flags: int = 0) -> None:
-        """Add a part to the .idx for the synced log up to `to`, with those counts of records. Best effort: on error the
-        index is rebuilt at the next start."""
+        """Add a part to the .idx for the synced log up to `to`, whose records count `messages` and `others`. Best
+        effort: after an error the index is rebuilt at the next start."""
         start = self.idx.covered
         if to <= start or self.sealed:
             return
@@ -378,7 +381,7 @@ class Segment:
             )
 
     def seal(self) -> None:
-        """It is whole and on disk: write the whole index, and use that from now on."""
+        """Write the whole index of a segment that is complete and on disk, and use it from now on."""
         index = self.load()
         assert isinstance(index, OpenIndex)
         self._write_index(index, self.rows(), save=not self.doubtful)
@@ -391,14 +394,14 @@ class Segment:
         self._descriptors.recount(self)
         self.liveness.cursor = 0  # the order of its streams changes
         self._set_head(others)
-        # Best effort: the index in memory serves as well, only larger, and is made again at the next start.
+        # Best effort: the index in memory works as well, but is larger, and is made again at the next start.
         with contextlib.suppress(OSError):
             if save:
                 self.idx.save(data, sync=sync)
                 self.index = self.others = None
 
     def counts(self) -> tuple[int, int, int]:
-        """Messages, and the sequences of the first and the last; (0, 0, 0) if there are none."""
+        """Return the number of messages, and the sequences of the first and the last; (0, 0, 0) if there are none."""
         if self.sealed:
             return self._summary
         if isinstance(self.index, OpenIndex):
@@ -410,7 +413,7 @@ class Segment:
         return (messages, ends[0], ends[-1]) if messages else (0, 0, 0)
 
     def last_ns(self) -> int:
-        """The time of the newest record."""
+        """Return the time of the newest record."""
         newest = (
             [part.last_ns for part in self.idx.parts[-1:]] + list(self._tail.times[-1:]) + [self._tail_others.last_ns]
         )
@@ -424,8 +427,8 @@ class Segment:
 
 
 class Descriptors:
-    """Which segments have descriptors: about limits.OPEN_BUCKETS, closed by second chance; more while logs are synced
-    so that some may be, up to half of what the process may open."""
+    """The segments that have descriptors: about limits.OPEN_BUCKETS, closed by second chance. There are more while the
+    logs of closable ones are being synced, up to half of what the process may open."""
 
     __slots__ = ("_count", "_most", "_open")
 
@@ -433,7 +436,7 @@ class Descriptors:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = NEVER if most == resource.RLIM_INFINITY else most // 2
         self._open: deque[Segment] = deque()
-        self._count = 0  # of their `listed`
+        self._count = 0  # sum of their `listed`
 
     def opened(self, segment: Segment) -> None:
         self._open.append(segment)
@@ -444,7 +447,7 @@ class Descriptors:
             self._look_at(self._open.popleft(), segment)
 
     def recount(self, segment: Segment) -> None:
-        """It was sealed."""
+        """Count the descriptors of a segment that was sealed."""
         if segment.listed:
             self._list(segment, 2)
 
@@ -453,8 +456,8 @@ class Descriptors:
         segment.listed = descriptors
 
     def rest(self) -> None:
-        """Give up the indexes of sealed segments that were not used since they were looked at last, and forget segments
-        that hold nothing more, as removed ones: some at a time."""
+        """Drop the indexes of sealed segments that were not used since the last round, and delist segments that hold
+        nothing more, such as removed ones: some at a time."""
         for _ in range(min(len(self._open), _RESTED)):
             segment = self._open.popleft()
             if segment.is_idle:
@@ -462,11 +465,11 @@ class Descriptors:
                 continue
             self._open.append(segment)
             if segment.sealed and not segment.recent and not isinstance(segment.index, OpenIndex):
-                segment.drop_index_cache()  # not one that the disk does not have
+                segment.drop_index_cache()  # an OpenIndex may not be on disk
             segment.recent = segment.recent and not segment.sealed
 
     def _look_at(self, segment: Segment, newest: Segment) -> None:
-        """Second chance: one that was used since the last look stays, once."""
+        """Close a segment, or give it a second chance if it was used since the last round."""
         if segment.is_idle:
             self._list(segment, 0)
         elif segment is newest or segment.recent or not segment.may_close_fd(segment, self._count > self._most):

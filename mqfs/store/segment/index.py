@@ -1,4 +1,4 @@
-"""Where each record of a segment lies, in columns, the search in them, and the file .idx that keeps them.
+"""The position of each record of a segment, in columns, the search in them, and the file .idx that stores them.
 
     ordinal      0   1   2   3       a message is a row of the columns
     sequences   40  41  42  43       ascending: bisected
@@ -6,8 +6,8 @@
 
 An open segment has an OpenIndex, and its .idx gets a part for each stretch that was synced. A sealed one has a single
 part with postings, mapped and read in place (SealedIndex). Records that are no messages are packed rows of 24 bytes.
-All of it can be made again from the log, but for one thing: what an index covers was on disk, so it is no torn tail.
-The layout is in docs/reference/format.md, "Index".
+Everything can be made again from the log, except one fact: bytes that an index covers were on disk, and are no torn
+tail. The layout is in docs/reference/format.md, "Index".
 
 appender.py writes these columns itself, for a message and for a batch: a new column or index is added there, too.
 """
@@ -33,8 +33,8 @@ from mqfs.store.disk import Buffer, Disk, opened, read_all, read_file, replace_f
 
 OTHER = struct.Struct("<QIIIHBB")
 OTHER_SIZE = OTHER.size
-_KIND_AT = 22  # of the kind in it
-_PORTION = 4_096  # of them decoded at once
+_KIND_AT = 22  # offset of the kind in a row
+_PORTION = 4_096  # rows decoded at once
 pack_other = OTHER.pack
 COLUMNS = (
     ("sequences", "Q"),
@@ -51,8 +51,8 @@ Plain = tuple[int, int, int, int, int, int, int]  # sequence, position, body, st
 
 
 class NonMessageRecords:
-    """The records of a segment that are no messages, in their order: 24 bytes each, as they lie in an .idx, decoded
-    when they are asked for. Their times are not kept, but for the newest."""
+    """The records of a segment that are no messages, in order: 24 bytes each, as in an .idx, decoded on access. Of
+    their times only the newest is kept."""
 
     __slots__ = ("last_ns", "packed")
 
@@ -73,7 +73,7 @@ class NonMessageRecords:
                 yield Row(sequence, 0, position, body, stream, headers, kind, flags)
 
     def portions(self, begin: int = 0) -> Iterator[list[Plain]]:
-        """From that number on, some at a time."""
+        """Yield the rows from number `begin` on, some at a time."""
         for at in range(begin * OTHER_SIZE, len(self.packed), _PORTION * OTHER_SIZE):
             yield list(OTHER.iter_unpack(self.packed[at : at + _PORTION * OTHER_SIZE]))
 
@@ -84,7 +84,7 @@ class NonMessageRecords:
         self.last_ns = time_ns
 
     def take(self, packed: bytes | bytearray, last_ns: int) -> None:
-        """Add some that are packed, the last of them of that time."""
+        """Add packed rows; `last_ns`: the time of the last of them."""
         self.packed += packed
         self.last_ns = last_ns if packed else self.last_ns
 
@@ -92,17 +92,17 @@ class NonMessageRecords:
         self.add(row.sequence, row.position, row.body, row.stream, row.headers, row.kind, row.flags, row.time_ns)
 
     def of_kind(self, kind: int) -> list[int]:
-        """The numbers of those of that kind, ascending."""
+        """Return the numbers of the rows of that kind, ascending."""
         wanted = re.escape(bytes([kind]))
         return [found.start() for found in re.finditer(wanted, self.packed[_KIND_AT::OTHER_SIZE])]
 
     def between(self, begin: int, end: int) -> bytes:
-        """The bytes of the numbers [begin, end)."""
+        """Return the packed rows [begin, end)."""
         return bytes(self.packed[begin * OTHER_SIZE : end * OTHER_SIZE])
 
 
 class Index(Protocol):
-    """The messages of one segment, in columns; their numbers are called ordinals."""
+    """The messages of one segment, in columns; their row numbers are called ordinals."""
 
     @property
     def sequences(self) -> Sequence[int]: ...
@@ -126,16 +126,16 @@ class Index(Protocol):
     def kinds(self) -> Sequence[int]: ...
 
     def posting(self, stream: int) -> Sequence[int]:
-        """Ordinals of the messages of that stream, ascending; empty if it has none."""
+        """Return the ordinals of the messages of that stream, ascending; empty if there are none."""
         ...
 
     def present(self) -> Sequence[int]:
-        """The streams that have messages here."""
+        """Return the streams that have messages in the segment."""
         ...
 
 
 def seek(index: Index, stream: int | None, sequence: int) -> int:
-    """The ordinal of the first message (of that stream) at or after `sequence`; -1 if there is none."""
+    """Return the ordinal of the first message (of that stream) at or after `sequence`; -1 if there is none."""
     ordinal = bisect_left(index.sequences, sequence)
     if stream is None:
         return ordinal if ordinal < len(index.sequences) else -1
@@ -145,7 +145,7 @@ def seek(index: Index, stream: int | None, sequence: int) -> int:
 
 
 def seek_before(index: Index, stream: int | None, sequence: int) -> int:
-    """The ordinal of the last message (of that stream) below `sequence`; -1 if there is none."""
+    """Return the ordinal of the last message (of that stream) below `sequence`; -1 if there is none."""
     ordinal = bisect_left(index.sequences, sequence)
     if stream is None:
         return ordinal - 1
@@ -155,31 +155,32 @@ def seek_before(index: Index, stream: int | None, sequence: int) -> int:
 
 
 def weight(rows: bytearray | memoryview) -> int:
-    """About the bytes that those records, packed, take in a log: their headers, which are rare, are left out."""
+    """Estimate the bytes that the records of those packed rows have in a log: headers, which are rare, are not
+    counted."""
     words = memoryview(rows).cast("I")
     return sum(words[3::6]) + (HEAD_BYTES + 4) * (len(words) // 6)
 
 
 def size_of(index: Index, ordinal: int) -> int:
-    """The record's bytes without padding."""
+    """Return the record's bytes without padding."""
     return HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal]
 
 
 def first_headed(index: Index, begin: int, stop: int) -> tuple[int, int]:
-    """The first message among those ordinals that has header bytes, and one above the last. Where none of the next
-    65,536 has any: one above them, twice."""
+    """Return the ordinal of the first message in [begin, stop) that has header bytes, and the end of the search: at
+    most 65,536 ordinals are searched. If none of these has headers, both are that end."""
     stop = min(stop, begin + _HEADED_AT_ONCE)
     found = _HEADED.search(memoryview(index.headers)[begin:stop].tobytes())  # type: ignore[arg-type]
     return (stop if found is None else begin + found.start() // 2), stop
 
 
 _HEADED_AT_ONCE = 65_536  # messages: some 0.1 ms
-_HEADED = re.compile(rb"[^\0]")  # in the column of header bytes
+_HEADED = re.compile(rb"[^\0]")  # in the column of header sizes
 NO_ORDINALS: Sequence[int] = array("I")
 
 
 class OpenIndex:
-    """An index that grows."""
+    """The index of a segment that is appended to."""
 
     __slots__ = ("bodies", "headers", "kinds", "positions", "postings", "sequences", "streams", "times")
 
@@ -197,7 +198,8 @@ class OpenIndex:
         return len(self.sequences)
 
     def append(self, row: Row) -> None:
-        """Without the postings, which `collect` makes: most logs that are started are not read."""
+        """Append a row without its posting: `collect` makes the postings, which most logs that are started never
+        need."""
         self.sequences.append(row.sequence)
         self.times.append(row.time_ns)
         self.positions.append(row.position)
@@ -207,7 +209,7 @@ class OpenIndex:
         self.kinds.append(row.kind)
 
     def take(self, columns: Sequence[bytes]) -> None:
-        """Add messages, column by column, without the postings."""
+        """Append messages, column by column, without the postings."""
         mine = (self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds)
         for column, more in zip(mine, columns, strict=False):
             column.frombytes(more)
@@ -217,7 +219,7 @@ class OpenIndex:
             getattr(self, name).extend(getattr(other, name))
 
     def extend_by(self, rows: RecordColumns) -> None:
-        """With the postings."""
+        """Append messages, with their postings."""
         begin = len(self.sequences)
         mine = (self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds)
         for column, more in zip(mine, rows[1:], strict=False):
@@ -226,14 +228,14 @@ class OpenIndex:
             self.postings.setdefault(stream, array("I")).frombytes(ordinals)
 
     def behind(self, count: int) -> OpenIndex:
-        """A copy without the first `count` messages, and without postings."""
+        """Return a copy without the first `count` messages, and without postings."""
         rest = OpenIndex()
         for name, _ in COLUMNS:
             getattr(rest, name).extend(getattr(self, name)[count:])
         return rest
 
     def collect(self) -> None:
-        """Make the postings."""
+        """Make the postings from the column of streams."""
         self.postings = {stream: array("I", ordinals) for stream, ordinals in postings(self.streams, 0)}
 
     def posting(self, stream: int) -> Sequence[int]:
@@ -250,8 +252,8 @@ SEALED, CLEAN = 1, 2
 
 _HEAD = struct.Struct("<8sIIIIQQIIIIQQqQ40x")
 HEAD_SIZE = _HEAD.size
-_PART_GUESS = 4_096  # bytes of a part to read first: enough for the head and rows of most
-_PIECE = 1 << 20  # bytes whose CRC is taken at once
+_PART_GUESS = 4_096  # bytes of a part to read first: most heads with their rows fit
+_PIECE = 1 << 20  # bytes of one step of a CRC
 
 
 class SealedIndex:
@@ -300,7 +302,7 @@ def _padded(size: int) -> int:
 
 @attrs.frozen
 class IndexPart:
-    """The head of one part, checked; `rows`: its records that are no messages, packed."""
+    """The checked head of one part. `rows`: its records that are no messages, packed."""
 
     at: int  # position in the .idx
     identity: int
@@ -329,8 +331,9 @@ def encode_part(
     flags: int,
     last_ns: int,
 ) -> bytes:
-    """A part for the messages [first, first + count) and the other records `rows`, which lie in bytes [start, to)."""
-    columns: list[bytes | memoryview] = []  # views: the index of a segment may be large, and is copied only once
+    """Encode a part for the messages [first, first + count) and the packed rows of other records, which lie in bytes
+    [start, to) of the log."""
+    columns: list[bytes | memoryview] = []  # views: a large index is copied only once
     for name, _ in COLUMNS:
         column = memoryview(getattr(index, name))[first : first + count].cast("B")
         columns += [column, bytes(-len(column) & 7)]
@@ -358,8 +361,8 @@ def _postings(index: OpenIndex) -> tuple[array[int], array[int], array[int]]:
 
 
 def decode_part(data: bytes, at: int = 0, place: int = 0) -> IndexPart | None:
-    """The head of the part at `data[at:]`, which lies at `place` in its file; None if it does not pass. `data` must
-    reach to the end of its rows: `rows_end` says how far that is."""
+    """Decode the head of the part at `data[at:]`, which lies at `place` in its file; None if it does not pass its
+    check. `data` must reach to the end of its rows: see `rows_end`."""
     if at + HEAD_SIZE > len(data):
         return None
     fields = _HEAD.unpack_from(data, at)
@@ -375,20 +378,20 @@ def decode_part(data: bytes, at: int = 0, place: int = 0) -> IndexPart | None:
 
 
 def rows_end(data: bytes) -> int:
-    """How many bytes of a part its head and rows take, from its first bytes; 0 if it is none."""
+    """Return the bytes of a part's head and rows, given its first bytes; 0 if it is not a part."""
     if len(data) < HEAD_SIZE or data[:8] != MAGIC:
         return 0
     return HEAD_SIZE + OTHER_SIZE * int(_HEAD.unpack_from(data)[8])
 
 
 def columns_pass(data: bytes, part: IndexPart) -> bool:
-    """Whether the columns of the part, whose file is `data`, are as they were written."""
+    """Whether the columns of the part pass their CRC; `data` is the whole file."""
     return part.at + part.size <= len(data) and file_columns_pass(lambda count, at: data[at : at + count], part)
 
 
 def file_columns_pass(read: Callable[[int, int], bytes], part: IndexPart) -> bool:
-    """The same of a file of which `read` reads a count of bytes at a position. For a page that the disk cannot read it
-    raises OSError, where a look at a map would end the process."""
+    """Whether the columns of the part pass their CRC; `read` returns a count of bytes at a position of the file. It
+    raises OSError for a page that the disk cannot read, where an access to a map would end the process."""
     begin, end, crc = part.at + HEAD_SIZE + OTHER_SIZE * part.others, part.at + part.size, 0
     for at in range(begin, end, _PIECE):
         crc = extend(crc, read(min(_PIECE, end - at), at))
@@ -396,7 +399,7 @@ def file_columns_pass(read: Callable[[int, int], bytes], part: IndexPart) -> boo
 
 
 def load_part(index: OpenIndex, data: bytes, part: IndexPart) -> None:
-    """Add the messages of a part to an index, without postings."""
+    """Append the messages of a part to an index, without postings."""
     at = part.at + HEAD_SIZE + OTHER_SIZE * part.others
     for name, code in COLUMNS:
         size = part.messages * struct.calcsize(code)
@@ -405,19 +408,19 @@ def load_part(index: OpenIndex, data: bytes, part: IndexPart) -> None:
 
 
 class IndexFile:
-    """The .idx of one segment. Errors are not raised by readers: what cannot be read is taken from the log."""
+    """The .idx of one segment. Its readers raise no errors: what cannot be read is taken from the log."""
 
     __slots__ = ("_disk", "_size", "_staged", "checked", "parts", "path")
 
     def __init__(self, disk: Disk, path: str, staged: str) -> None:
         self._disk, self.path, self._staged = disk, path, staged
         self._size = 0  # bytes of the parts
-        self.parts: list[IndexPart] = []  # those that join and fit the log; without their rows
+        self.parts: list[IndexPart] = []  # parts that join and fit the log, without their rows
         self.checked = False  # whether the columns of a sealed index passed their CRC once
 
     @property
     def covered(self) -> int:
-        """How far in the log the parts reach."""
+        """The position in the log up to which the parts reach."""
         return self.parts[-1].to if self.parts else 0
 
     @property
@@ -425,18 +428,18 @@ class IndexFile:
         return bool(self.parts and self.parts[0].flags & SEALED)
 
     def is_clean(self, used: int) -> bool:
-        """Whether the server stopped cleanly behind the last record of a log of that length."""
+        """Whether the server stopped cleanly after the last record of a log of `used` bytes."""
         return bool(self.parts and self.parts[-1].flags & CLEAN and self.covered == used)
 
     def count(self) -> tuple[int, int]:
-        """(messages, other records) in the parts."""
+        """Return the number of messages and of other records in the parts."""
         return sum(part.messages for part in self.parts), sum(part.others for part in self.parts)
 
     # ------------------------------------------------------------ reading
 
     def read(self, log: Callable[[int], bytes], size: int, others: NonMessageRecords) -> bool:
-        """Read the heads of the parts for a log of that size, of whose beginning `log` reads a count of bytes; their
-        rows are added to `others`. Returns whether the log lacks an end that the index covers."""
+        """Read the heads of the parts that fit a log of `size` bytes, and add their rows to `others`. `log` returns the
+        first bytes of the log, by count. Returns whether the log lacks an end that the index covers."""
         self._size, self.parts = 0, []
         head = log(8)
         identity = int.from_bytes(head[4:], "little")
@@ -447,7 +450,7 @@ class IndexFile:
                 while (part := self._read_part(fd, at)) is not None:
                     if not parts and part.identity != identity:
                         first = log(min(size, int.from_bytes(head[:4], "little")))
-                        if decode(first) is None:  # it is damaged, and does not say which log this is
+                        if decode(first) is None:  # the first record is damaged: it cannot identify the log
                             identity = part.identity
                     if not _fits(part, parts, size, identity):
                         break
@@ -468,7 +471,7 @@ class IndexFile:
         return decode_part(data, 0, at)
 
     def sealed_index(self) -> SealedIndex | None:
-        """The index of a sealed segment; None where the file is not as it was written, or cannot be read."""
+        """Return the index of a sealed segment; None if the file fails its check, or cannot be read."""
         part = self.parts[0]
         try:
             if not self.checked:
@@ -483,14 +486,14 @@ class IndexFile:
         return None
 
     def load(self) -> bytes:
-        """The whole file."""
+        """Return the whole file; empty if there are no parts or it cannot be read."""
         try:
             return read_file(self._disk, self.path) if self.parts else b""
         except OSError:
             return b""
 
     def rows(self) -> list[bytes | None]:
-        """The rows of each part; None for one that is not as it was written."""
+        """Return the packed rows of each part; None for a part that fails its check."""
         try:
             with opened(self._disk, self.path) as fd:
                 return [self._rows_of(fd, part) for part in self.parts]
@@ -512,11 +515,11 @@ class IndexFile:
         self._size += len(data)
 
     def replace_parts(self, data: bytes) -> None:
-        """Take that sealed part for all there are; `save` writes it."""
+        """Replace all parts by that sealed part; `save` writes it."""
         self.parts, self.checked = [_head_of(data, 0)], False
 
     def save(self, data: bytes, *, sync: bool = False) -> None:
-        """Replace the file; with `sync`, by one that is on disk. Raises OSError."""
+        """Replace the file; with `sync`, the new one is on disk before. Raises OSError."""
         replace_file(self._disk, self.path, self._staged, data, sync=sync)
         self.checked = True
 

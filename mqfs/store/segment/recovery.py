@@ -4,7 +4,7 @@
     m1 m2 XX m4 m5           nothing says so. It is torn: the newest segment ends behind m2, nothing later was promised
     m1 m2 [m3 size ... m5S   m5 may be a part of the body of m3, which its writer chose, and proves nothing
 
-A batch counts whole or, where it is torn, not at all; of a damaged one the rest counts. There is no I/O here.
+A torn batch does not count at all; of a damaged one, the remaining records count. There is no I/O here.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from mqfs.store.sequences import RESERVE
 
 _SHORTEST_CHANGE = 23  # bytes: {"do":"ctl","lines":[]}
 _CHANGE = b'{"do"'
-_RESERVE_BYTES = 72  # of a reserve record, at most
-_SECTOR_BYTES = 512  # which a disk writes whole or not at all, at least
+_RESERVE_BYTES = 72  # bytes of a reserve record, at most
+_SECTOR_BYTES = 512  # a disk writes at least as many bytes whole or not at all
 
 
 @attrs.define
 class RecoveryScan:
     """The result of a scan of a range of a log."""
 
-    end: int = 0  # behind the last whole batch
-    written: int = 0  # behind the last byte that is not zero
-    bad: list[tuple[int, int]] = attrs.Factory(list)  # ranges that failed their check after they were on disk
+    end: int = 0  # after the last whole batch
+    written: int = 0  # after the last byte that is not zero
+    bad: list[tuple[int, int]] = attrs.Factory(list)  # ranges that failed their check although they were on disk
     torn: list[tuple[int, int]] = attrs.Factory(list)  # ranges that an unclean stop left
-    doubtful: set[int] = attrs.Factory(set)  # where the `bad` ones begin that may have held more than a message
-    head: int = 0  # the doubtful ones below it held parts of the state at the head, and nothing else
+    doubtful: set[int] = attrs.Factory(set)  # starts of the `bad` ranges that may have held more than a message
+    head: int = 0  # doubtful ranges below it held only parts of the state at the head
 
 
 def scan_segment(
@@ -62,16 +62,17 @@ def scan_segment(
 ) -> RecoveryScan:
     """Add the whole batches in `data`, which lies at `base` of its log, to `index` and `others`.
 
-    What fails its check is torn, if it lies at or behind `covered`, below which all was on disk, and no record that is
-    marked SETTLED follows: its batch does not count, and with `tail` nothing behind it does. Else it is damage: that is
-    passed over, and what is left of its batch counts, as it did before. `low`: the sequence of the message before.
+    A range that fails its check is torn if it lies at or after `covered`, below which all was on disk, and no SETTLED
+    record follows. Its batch does not count, and with `tail` nothing after it does. Any other failed range is damage:
+    it is skipped, and the remaining records of its batch count as before. `low`: the sequence of the message before
+    `data`.
     """
     return _Scan(data, base, index, others, covered, tail, low).run()
 
 
 @attrs.define
 class _Scan:
-    """One call of `scan_segment`. Positions are those in `data`."""
+    """One call of `scan_segment`. Positions are offsets in `data`."""
 
     data: bytes
     base: int
@@ -82,8 +83,8 @@ class _Scan:
     low: int
     unit: list[Row] = attrs.Factory(list)  # the batch that is being read
     broken: bool = False  # a part of it is damaged
-    sure: int = -1  # all before that was on disk; looked for at the first failure
-    is_claimed: bool = False  # by a record that a torn message may hold: that more was
+    sure: int = -1  # everything before it was on disk; computed at the first failure
+    is_claimed: bool = False  # a SETTLED record, perhaps inside a torn message, claims that more was on disk
     found: RecoveryScan = attrs.Factory(RecoveryScan)
 
     def run(self) -> RecoveryScan:
@@ -101,13 +102,13 @@ class _Scan:
                 continue
             at += padded(row.size)
             self._take(row, at)
-        if self.covered - self.base > at and (self.unit or at < len(self.data)):  # more was there
+        if self.covered - self.base > at and (self.unit or at < len(self.data)):  # the index covers more than was found
             self._add(at)
             self._report(at, -1)
         return found
 
     def _whole(self, at: int) -> int:
-        """Add whole batches for as long as they pass; returns where they end."""
+        """Add whole batches as long as they pass their check; return where they end."""
         while True:
             at = skim(self.data, at, self.base, self.index, self.others.add)
             whole = batch.scan_batch(self.data, at, self.base) if at < len(self.data) else None
@@ -137,7 +138,7 @@ class _Scan:
         self.unit, self.found.end = [], self.base + end
 
     def _pass_over(self, at: int) -> int:
-        """The record there failed its check. Returns where the next one begins; -1: the scan ends."""
+        """Handle a record that failed its check. Returns where the next record begins; -1: the scan ends."""
         last = max([self.low, *self.index.sequences[-1:], *(row.sequence for row in self.unit if row.kind <= Kind.END)])
         if self.sure < 0:
             settled = [(row, sure) for row, sure in _behind(self.data, self.base, at, last) if row.flags & SETTLED]
@@ -159,8 +160,8 @@ class _Scan:
         return good
 
     def _report(self, at: int, good: int) -> None:
-        """Damage, up to the next good record. Say whether it may have held more than a message or a reserve record: it
-        is known not to where two fields would have to be wrong for another record to look so."""
+        """Report damage up to the next good record, and whether it may have held more than a message or a reserve
+        record. That is ruled out only where two fields would have to be wrong for another record to look like one."""
         data, end = self.data, good if good >= 0 else max(len(self.data), at)
         is_cut = good < 0 and self.base + at < self.found.written
         self.found.bad.append((self.base + at, self.found.written if is_cut else self.base + end))
@@ -169,7 +170,7 @@ class _Scan:
             size = size_to(data, at, end)
         if size and 0 < kind <= Kind.END and 0 <= max(self.low, _last_sequence(self.index, self.others)) < sequence:
             return
-        is_change = data.startswith(_CHANGE, at + HEAD_BYTES)  # then its size is damaged
+        is_change = data.startswith(_CHANGE, at + HEAD_BYTES)  # if so, its size is damaged
         if size and not headers and not is_change and is_reserve(kind, stream, size - HEAD_BYTES):
             return
         if end - at <= _RESERVE_BYTES and data.startswith(RESERVE, at + HEAD_BYTES):
@@ -182,10 +183,10 @@ class _Scan:
 
 
 def _behind(data: bytes, base: int, at: int, low: int) -> Iterator[tuple[Row, bool]]:
-    """The records behind the bad one at `at`, each with whether it is known to be one. It is not where the body of a
-    torn message may hold it, for whoever wrote that may have put records there. Only from the bad one itself is known
-    how far such a body reaches; behind another place that fails, one may begin wherever the next record is found."""
-    reach = 0  # the furthest end of such a body
+    """Yield the records behind the bad one at `at`, each with whether it surely is a record. It is not sure where the
+    body of a torn message may hold it, since a client chose those bytes. Only for the bad record itself the reach of
+    such a body is known; behind any other place that fails, a body may begin wherever the next record is found."""
+    reach = 0  # the furthest end of a torn body
     while (good := next_good(data, at, low)) >= 0:
         reach = max(reach, good + _most() if at < reach else _reach(data, base, at, good))
         at = good
@@ -197,13 +198,13 @@ def _behind(data: bytes, base: int, at: int, low: int) -> Iterator[tuple[Row, bo
 
 
 def _reach(data: bytes, base: int, at: int, good: int) -> int:
-    """How far the last of the records from `at` to `good` may reach, if a power cut tore them: of each, the sector with
-    its head was written, and says its size, or it was not, and is zeros. Anything else is damage, no tear."""
+    """Return how far the last of the records from `at` to `good` may reach if a power cut tore them. The sector with
+    the head of each was either written, and has its size, or not, and is zeros. Anything else is damage, not a tear."""
     if size_to(data, at, good):
         return good
     while at < good:
         size = int.from_bytes(data[at : at + 4], "little")
-        left = _SECTOR_BYTES - (base + at) % _SECTOR_BYTES  # bytes of its sector from here on
+        left = _SECTOR_BYTES - (base + at) % _SECTOR_BYTES  # bytes from here to the end of its sector
         if not size:
             return good if any(data[at : at + left]) else at + _most()
         if not HEAD_BYTES <= size <= _most() or (left >= HEAD_BYTES and not _is_head(data, at)):
@@ -213,7 +214,7 @@ def _reach(data: bytes, base: int, at: int, good: int) -> int:
 
 
 def _is_head(data: bytes, at: int) -> bool:
-    """Whether a head that was written whole may be there: noise is none."""
+    """Whether a head that was written whole may be there, rather than noise."""
     size, _, sequence, _, _, kind, flags, headers = HEAD.unpack_from(data, at)
     if not 0 < kind <= Kind.STATE or flags > MORE | INNER | SETTLED or size < HEAD_BYTES + headers:
         return False
@@ -221,12 +222,12 @@ def _is_head(data: bytes, at: int) -> bool:
 
 
 def _most() -> int:
-    """Bytes of the largest message."""
+    """Return the bytes of the largest message."""
     return HEAD_BYTES + 0xFFFF + limits.MESSAGE_BYTES
 
 
 def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
-    """The sequence of the last record of any kind; -1 if there is none."""
+    """Return the sequence of the last record of any kind; -1 if there is none."""
     other = others[len(others) - 1] if len(others) else None
     if len(index) and (other is None or other.position < index.positions[-1]):
         return index.sequences[-1]
@@ -234,5 +235,5 @@ def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
 
 
 def is_reserve(kind: int, stream: int, body: int) -> bool:
-    """Whether a record that is no message is known by its size to be a reserve record: no other change is as short."""
+    """Whether a record that is no message must be a reserve record by its size: no other change is as short."""
     return kind == Kind.CHANGE and stream == 0 and body < _SHORTEST_CHANGE
