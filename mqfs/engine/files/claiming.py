@@ -1,6 +1,6 @@
-"""Open files that claim messages: what a consumer and a stream under `deliver one` share, and such a stream.
+"""Open files that claim messages: their base class, streams under `deliver one`, and files that peek.
 
-They are the receivers of delivery. Which message a read gets, the consumer decides.
+They are the receivers of delivery. The consumer decides which message a read gets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 32  # messages, between two looks at the clock
-RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: three heads, a name
+RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # in `format record`, beside headers and body: three heads, a name
 
 
 class ClaimingHandle(OpenFile):
@@ -45,8 +45,8 @@ class ClaimingHandle(OpenFile):
         self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
         self.claiming_pid = 0  # the process for which a message is being claimed
         self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
-        self.own_heap: OwnHeap | None = None  # those known that this handle may have, where it may not have all
-        self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
+        self.own_heap: OwnHeap | None = None  # known messages for it, where it may not have all
+        self.guards: dict[int, Callable[[], None]] = {}  # living processes, and how to stop watching them
         self.group.retention.apply_depth_after_recovery()
 
     def on_opened(self) -> None:
@@ -63,7 +63,7 @@ class ClaimingHandle(OpenFile):
         return allowed(self.user, stream.state, R)
 
     def may_receive_all(self, stream: Stream) -> bool:
-        """Whether it surely may have all messages of that stream, below `end_sequence`."""
+        """Whether this handle surely may have all messages of that stream, below `end_sequence`."""
         return False
 
     # ------------------------------------------------------------ reading
@@ -89,25 +89,25 @@ class ClaimingHandle(OpenFile):
                 self.group.unblock()
                 return data
         else:
-            self.consumer.reads.polling.add(self)  # a read before it may leave something for this one
+            self.consumer.reads.polling.add(self)  # an earlier read may leave a rest for this one
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits[wait] = count, offset, self.reader_pid
         self.consumer.reads.park(wait, self)
         return wait
 
     def at_once(self, count: int, offset: int) -> Step[bytes] | None:
-        """What a read gets without a new message."""
+        """Return the bytes for a read that needs no new message: a rest, or end-of-file. None: it needs one."""
         rest: Step[bytes] | None = self.last.rest(count, offset, self.sequential)
         if rest is not None:
             return rest
         return b"" if self.has_ended or count <= 0 else None
 
     def fetch(self, count: int, offset: int) -> Step[bytes] | None:
-        """Claim a message; its first part. None: there is none for this handle."""
+        """Claim a message and return its first part. None: there is none for this handle."""
         raise NotImplementedError
 
     def next_data(self, wait: Wait[bytes]) -> Step[bytes] | None:
-        """What a parked read gets; None: it stays parked."""
+        """Return the bytes for a parked read. None: it stays parked."""
         count, offset, self.claiming_pid = self.waits[wait]
         data = self.at_once(count, offset)
         return self.fetch(count, offset) if data is None else data
@@ -144,13 +144,13 @@ class ClaimingHandle(OpenFile):
     def watch(self, then: Callable[[], None] | None) -> None:
         self.consumer.reads.watch(self, then)
 
-    # ------------------------------------------------------------ the processes behind it
+    # ------------------------------------------------------------ reading processes
 
     def guard(self, claim: Claim) -> None:
-        """Nack a claim when the process that opened the handle and the one that read the message are both gone.
+        """Nack a claim when both the process that opened the handle and the one that read the message have ended.
 
-        The last close does not tell: a child that inherited the descriptor keeps it open. Only some front ends know
-        the process that reads.
+        The last close does not show that: a child that inherited the descriptor keeps it open. Only some front ends
+        know the reading process.
         """
         processes = self.group.tree.processes
         if claim.pid and processes is not None:
@@ -176,7 +176,7 @@ class ClaimingHandle(OpenFile):
         self.guards.clear()
         self.consumer.reads.watch(self, None)
         self.consumer.opens -= 1
-        with ExitStack() as rest:  # what the disk refuses leaves nothing open
+        with ExitStack() as rest:  # an error of the disk leaves nothing open
             rest.callback(self.group.unblock)
             rest.callback(super()._end)
             rest.callback(self.consumer.closed, self)
@@ -192,7 +192,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
     """A stream of a `deliver one` group, opened for reading and writing."""
 
     node: Stream
-    pending: Claim | None = None  # `ack next`: what the next read acks
+    pending: Claim | None = None  # `ack next`: the claim that the next read acks
 
     def _consumer(self) -> Consumer:
         return self.node.own_consumer()
@@ -215,7 +215,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
         record = consumer.claim_next(self, done=done)
         self.pending = None
         if record is None and done is not None:
-            self.group.unblock()  # the ack may have made room for a writer that waits
+            self.group.unblock()  # the ack may have made room for a blocked writer
             record = consumer.claim_next(self)
         if record is None:
             return None
@@ -241,7 +241,7 @@ class PeekHandle(OpenFile):
         super().__init__(node, user, reads, writes)
         self.last: PartialRead = PartialRead(self)
         self.position = 0
-        self.shown: tuple[Record, int] | None = None  # the last message and which delivery its next one is
+        self.shown: tuple[Record, int] | None = None  # the last message, and the number of its next delivery
         self.opened = self.consumer
         self.group.retention.apply_depth_after_recovery()
 
@@ -263,17 +263,18 @@ class PeekHandle(OpenFile):
             return b""
         if self.group.tree.memory.over:
             self.require_memory()
-        # Not to be cancelled: with O_NONBLOCK it would seem to be the end.
+        # Cannot be cancelled: with O_NONBLOCK a cancelled read would look like end-of-file.
         return self.group.portions.run(self._look(count, offset), may_be_cancelled=False)
 
     def _look(self, count: int, offset: int) -> Work[bytes]:
-        """For the next message, in steps. Other reads may move on meanwhile."""
+        """Return the next message that may be shown, in steps; empty at the end. Other reads may move the position
+        meanwhile."""
         for looked in count_up(1):
             if self.node.removed or self.closed:
                 break
-            consumer = self.consumer  # which may be made for this look
+            consumer = self.consumer  # perhaps made for this look
             if consumer.coverage.exclusives_only:
-                break  # only a claim shows those
+                break  # only a claim delivers exclusive messages
             record, position = consumer.backlog.unclaimed(self.position, _LOOKED_AT)
             if record is None and position == NEVER:
                 break

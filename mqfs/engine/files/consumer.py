@@ -1,4 +1,4 @@
-"""Open consumers: their commands and formats. Which message a reader gets, the consumer decides."""
+"""Open consumers: their commands and formats. The consumer decides which message a reader gets."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from mqfs.model import NEVER, Record, Step, User, Wait
 from mqfs.records.record import encode_deliveries
 from mqfs.syntax.duration import parse_duration, parse_number
 
-Command = Callable[[], Work[None] | None]  # of a line; one that looks for something does it in steps
+Command = Callable[[], Work[None] | None]  # of a line; a command that searches does so in steps
 _WALKED = 32  # messages, between two looks at the clock
 _FEW = 4  # messages; fewer are looked up one by one
 _AT_ONCE = 256  # messages claimed by one record: about a millisecond
-_NAMES_BYTES = 40 + FEW * (6 + limits.NAME_BYTES)  # of the names of a run's streams, which are few
+_NAMES_BYTES = 40 + FEW * (6 + limits.NAME_BYTES)  # for the names of a run's streams, which are few
 
 
 class ConsumerHandle(ClaimingHandle, CommandFile):
-    """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
-    it."""
+    """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or only for writing commands."""
 
     node: Consumer | TakeFile
     sequential = True
@@ -47,9 +46,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
         self.prefetch = limits.PREFETCH  # `format record`: messages that a read claims at most
-        self._named = 0  # messages, by the commands of a write so far
-        self.selects = False  # only some streams and views
-        self.failed: errors.MqfsError | None = None  # for the next read: this one had claimed messages before
+        self._named = 0  # messages named by the commands of a write so far
+        self.selects = False  # whether only some streams and views are selected
+        self.failed: errors.MqfsError | None = None  # error for the next read, as one had claimed messages
         super().__init__(node, user, reads, writes)
         self.selection = MessageFilter(self.group)
 
@@ -141,10 +140,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return self.last.first(b"".join(pieces), count, 0)
 
     def _add_behind(self, record: Record, room: int, current: list[int], pieces: list[bytes]) -> int:
-        """Claim what fits after a message that was claimed just now. Returns the bytes that it adds."""
+        """Claim messages that fit into `room` bytes after `record`, just claimed. Return the bytes added to
+        `pieces`."""
         before = len(pieces)
         most = min(self.prefetch - len(current), _AT_ONCE)
-        is_run = most > _FEW and not record.headers  # messages with headers are looked at one by one: perhaps all have
+        is_run = most > _FEW and not record.headers  # those with headers are examined one by one: perhaps all have some
         found = self.consumer.claim_run(self, record.sequence, most, room - _NAMES_BYTES) if is_run else None
         if found is not None:
             run, sequences = found
@@ -161,8 +161,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return sum(map(len, pieces[before:]))
 
     def claim_behind(self, messages: int, size: int) -> list[Record]:
-        """Claim what reads in `format raw` would give next, after the message that was read last: ordinary messages,
-        at most that many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
+        """Claim the messages that reads in `format raw` would return next, after the last read message: up to
+        `messages` ordinary ones, of at most `size` bytes of headers and bodies. Empty: each must be read by itself."""
         if self.shown is None or self.waits or self.one_by_one or self.has_ended:
             return []
         found = self.consumer.claim_behind(self, self.shown[0], messages, size)
@@ -173,7 +173,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return found
 
     def _long(self, record: Record) -> multipart.LongBody | None:
-        """The message just claimed, where it is multipart and the format shows all of its body."""
+        """Return the body of the message just claimed, if it has several parts and the format shows all of them; else
+        None."""
         if self.format in ("record", "json"):
             return None
         end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
@@ -220,15 +221,15 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return self.group.log.after_data_sync(len(data))
 
     def _go_on(self, work: Work[None], rest: Iterator[Command]) -> Work[None]:
-        """With a `seek` that looks for its place, and the commands behind it."""
+        """Finish a `seek` that searches for its position, then carry out the commands after it. In steps."""
         yield from work
         for command in rest:
             if (work_behind := command()) is not None:
                 yield from work_behind
 
     def _performed(self, step: Wait[None], size: int) -> Wait[int]:
-        """The write is answered when all its commands are done, whatever its client does meanwhile: O_NONBLOCK would
-        make it fail each time, with the first ones done."""
+        """Return a wait that ends when all commands of the write are done. It cannot be cancelled: with O_NONBLOCK the
+        write would fail each time, after its first commands."""
         wait: Wait[int] = Wait()
 
         def end(step: Wait[None]) -> None:
@@ -247,7 +248,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return wait
 
     def _commands(self, text: str) -> list[Command]:
-        """The commands of all lines, none of them done yet. Raises BadCommand, Stale, NotFound, Denied, OverLimit."""
+        """Return the commands of all lines, none carried out yet. Raises BadCommand, Stale, NotFound, Denied,
+        OverLimit."""
         self._named, named = 0, set[int]()
         return commands_of(text, lambda verb, words: self._command(verb, words, named))
 
@@ -275,7 +277,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         )
 
     def _claims(self, words: list[str], named: set[int]) -> list[Claim]:
-        """The claims meant: of these sequences, or of the last read. Raises Stale."""
+        """Return the claims of these sequences, or without `words` those of the last read. Raises Stale, OverLimit."""
         claims: list[Claim] = []
         for numbers in map(_numbers, words) if words else [self.current]:
             self._named += min(len(numbers), len(self.claims) + 1)
@@ -283,7 +285,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 raise errors.OverLimit(
                     f"commands name more than {limits.PREFETCH} messages (expected fewer in a write)"
                 )
-            for sequence in numbers:  # the first that is not claimed ends it: a range costs no more than its claims
+            for sequence in numbers:  # the first unclaimed one ends the loop: a range costs no more than its claims
                 if sequence not in self.claims or sequence in named:
                     raise _not_claimed(sequence)
                 named.add(sequence)
@@ -298,7 +300,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self._drop_unread_rest(claims)
 
     def _valid(self, claims: list[Claim]) -> list[Claim]:
-        """Without those that a `seek` in the same write has made void."""
+        """Return the claims that a `seek` in the same write has not ended."""
         return [claim for claim in claims if self.claims.get(claim.sequence) is claim]
 
     def _nack(self, words: list[str], named: set[int]) -> Callable[[], None]:
@@ -311,7 +313,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return lambda: self._each(claims, lambda claim: self.consumer.redelivery.nack(claim, "nack", delay))
 
     def _release(self, claims: list[Claim]) -> None:
-        self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
+        self._drop_unread_rest(claims)  # first: this handle may get the requeued messages
         self.consumer.redelivery.release_all(self._valid(claims))
 
     def _dead(self, words: list[str], named: set[int]) -> Callable[[], None]:
@@ -333,18 +335,18 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             self.consumer.deadlines.renew(claim, self.group.settings.lease)
 
     def _each(self, claims: list[Claim], do: Callable[[Claim], None]) -> None:
-        self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
+        self._drop_unread_rest(claims)  # first: this handle may get the requeued messages
         for claim in self._valid(claims):
             do(claim)
 
     def _drop_unread_rest(self, claims: list[Claim]) -> None:
-        """The unread rest of the message goes with it."""
+        """Drop the unread rest of a message whose claim ends, if the last read claimed it."""
         if any(claim.sequence in self.current for claim in claims):
             self._drop_rest()
 
     def _drop_rest(self) -> None:
         if self.last.given < len(self.last.body):
-            self.names = SentNames()  # there may be names in what was not given
+            self.names = SentNames()  # the dropped rest may have names
         self.last.drop()
         self.end_due = False
 
@@ -395,7 +397,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         def do() -> None:
             selection.follow(self.selection)
             self.selection, self.selects = selection, bool(words)
-            self.consumer.reads.polling.add(self)  # what it selected may be removed
+            self.consumer.reads.polling.add(self)  # its selected streams may be removed
             self._rescan()
 
         return do
@@ -407,7 +409,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         require_scope(self.user, ADMIN, f"seek of {self.node.name}")
         require(self.user, self.node.state, R | W, self.node.name)
         consumer = self.consumer
-        for number in {claim.stream for claim in consumer.claims.values()}:  # which it makes void
+        for number in {claim.stream for claim in consumer.claims.values()}:  # the seek ends these claims
             if (stream := self.group.numbers.get(number)) is not None:
                 require(self.user, stream.state, R, stream.name)
 
@@ -438,7 +440,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return self.consumer.coverage.matches(stream, record) and stream.kept.visible(record)
 
     def _rescan(self) -> None:
-        """Other messages than before are for this handle."""
+        """Restart the search for this handle: other messages than before are for it."""
         self.scanned_to, self.own_heap = 0, None
         if self.waits:
             self.consumer.reads.serve()
@@ -449,7 +451,7 @@ def _not_claimed(sequence: int) -> errors.Stale:
 
 
 def _numbers(word: str) -> Sequence[int]:
-    """A sequence, or a range of them: `7`, `5-80`."""
+    """Parse a sequence, or a range of sequences: `7`, `5-80`. Raises BadCommand."""
     first, dash, last = word.partition("-")
     begin = parse_number(first)
     end = parse_number(last) if dash else begin

@@ -1,11 +1,12 @@
-"""What all open files share: who has them open, the way of a read that may have to wait, and the rest of a message.
+"""Base classes of open files: their user, reads that may have to wait, and the unread rest of a message.
 
 Each kind of file has a module of its own in this package. A handle has a position and the unread rest of a message. The
-rule for offsets: a read at an offset inside the message last given returns it from there (programs read ahead and seek
-back). Any other offset, that of its beginning too (pread(2) at 0), means what comes next: its unread rest, or the next
-message.
+rule for offsets: a read at an offset inside the last message returns that message from there, as programs read ahead
+and seek back. A read at any other offset, also at the message's own (pread(2) at 0), continues with the unread rest, or
+the next message.
 
-Files of commands take them line by line: a write is all or nothing, and a refusal is the next read.
+Command files take commands line by line. A write is carried out whole or not at all; the next read tells why it was
+refused.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from mqfs.net.audit import REFUSALS
 
 
 class OpenFile:
-    """What all handles share: their file, their user, and their place in `.who`."""
+    """Base class of all handles: their file, their user, and their row in `.who`."""
 
     sequential = False
     parkable = False
     readable = True
     writable = True
-    takes = False  # what it reads is claimed for it
+    takes = False  # messages read are claimed by it
     auto_ack = False  # a message is acked by being read
-    publishes = False  # what is written to it are messages
-    may_publish = False  # some of it are
-    had_turn = False  # what is written to it was counted before against the rate of its user
+    publishes = False  # writes are messages
+    may_publish = False  # some writes are messages
+    had_turn = False  # its writes were already counted against the rate of its user
     reader_pid = 0
-    held = 0  # bytes of memory that count as its user's
-    last: PartialRead | None = None  # what a message file gave last
-    opening: Step[object] = None  # what a front end may wait for before it says that the file is open
+    held = 0  # bytes of memory charged to its user
+    last: PartialRead | None = None  # the last message that a message file returned
+    opening: Step[object] = None  # a front end may wait for it before it reports the file as open
     partial = b""  # an unfinished line
-    whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
-    is_whole = False  # of a stream in a part: each write is whole, its last line too
+    whole_below = 0  # command file: a shorter write is complete, its last line too
+    is_whole = False  # stream in a part: each write is complete, its last line too
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         self.node, self.user, self.reads, self.writes = node, user, reads, writes
@@ -52,8 +53,8 @@ class OpenFile:
         self.closed = False
 
     def on_opened(self) -> None:
-        """Enter it where it counts as open; `_end` takes it out. The constructor, which the disk may make fail, does
-        not: an open that fails has changed nothing. Raises OverLimit, before anything is entered."""
+        """Register the handle where it counts as open; `_end` undoes that. The constructor, which an error of the disk
+        may fail, registers nothing: a failed open changes nothing. Raises OverLimit, before anything is registered."""
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         raise errors.Denied(f"{self.node.name!r}: not open for reading")
@@ -62,7 +63,7 @@ class OpenFile:
         raise errors.Denied(f"{self.node.name!r}: not open for writing")
 
     def refused(self, error: errors.MqfsError) -> None:
-        """A write was refused: a line of `.errors`."""
+        """Record a refused write in `.errors`."""
         self.group.refuse(self.user, self.node.name, str(error))
 
     def refuse_long(self, size: int) -> NoReturn:
@@ -72,11 +73,11 @@ class OpenFile:
         raise error
 
     def count_messages(self, data: bytes) -> int:
-        """About how many messages a write is, where it publishes or may."""
+        """Estimate the messages in a write to a file that publishes, or may publish."""
         return 1
 
     def prepare(self, data: bytes) -> Iterator[None]:
-        """Do in steps what can be done of a write of that data before it: others are served between."""
+        """Prepare a write of `data` in steps: others are served in between."""
         return iter(())
 
     def push_back(self, data: bytes) -> None:
@@ -100,28 +101,29 @@ class OpenFile:
                     self.last.handle = None  # no memory of the user any more, and no cycle
 
     def _end(self) -> None:
-        """What closing means for this kind of file."""
+        """Release what this kind of file holds; called once, by `close`."""
 
     def flush(self) -> Step[int]:
-        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        """Carry out an unfinished command when a descriptor is closed, for the result of close(2). Raises the error of
+        a refused command."""
         return 0
 
     def hold(self, size: int, *, refuse: bool = True) -> None:
-        """So many bytes of memory are its user's. Raises OverLimit."""
+        """Set the memory charged to the user for this file to `size` bytes. Raises OverLimit, if it may `refuse`."""
         self.held = self.group.tree.memory.change(self.user.uid, self.held, size, refuse=refuse)
 
     def require_memory(self) -> None:
-        """Called before a new message is read where some user has more than its share of unread rests. Raises OverLimit
-        for that user: the rest of one more would be kept."""
+        """Check the user's memory before a new message is read, while some user has more than its share of unread
+        rests. Raises OverLimit for such a user: the rest of one more message would be kept."""
         self.group.tree.memory.require_none_over(self.user.uid)
 
     def keep(self, rest: bytes, *, refuse: bool = True) -> None:
-        """An unfinished line waits here. Raises OverLimit."""
+        """Store an unfinished line, charged to the user's memory. Raises OverLimit, if it may `refuse`."""
         self.hold(len(rest), refuse=refuse)
         self.partial = rest
 
     def audit(self, method: str, detail: str = "", *, status: str = "ok") -> None:
-        """Leave an audit line: its user did this."""
+        """Write an audit line for an action of the user."""
         if self.group.tree.audit.changes:
             self.group.tree.audit.note(self.user, method, path_text(self.node), detail, status=status)
 
@@ -132,8 +134,8 @@ class OpenFile:
 
 
 class PreparedFile(OpenFile):
-    """A finite file, made when it is opened. One that takes long is made in portions: until it is there its reads wait,
-    and it has no `size`."""
+    """A finite file, made when it is opened. A long one is made in portions; until it is complete its reads wait, and
+    `size` is None."""
 
     size: int | None = None
     is_made = False
@@ -144,17 +146,18 @@ class PreparedFile(OpenFile):
         super().__init__(node, user, reads, writes)
         self._reads: list[tuple[Wait[bytes], int, int]] = []
 
-    # What a subclass says: how what was made is kept, and what a read gets of it.
+    # For subclasses: how the result is stored, and which bytes of it a read gets.
 
     def keep_made(self, made: Any, *, refuse: bool) -> None:
-        """Sets `size`. Raises OverLimit, with `refuse`."""
+        """Store the result and set `size`. Raises OverLimit, if it may `refuse`."""
         raise NotImplementedError
 
     def piece(self, count: int, offset: int) -> bytes:
         raise NotImplementedError
 
     def make(self, work: Work[Any], *, refuse: bool) -> None:
-        """What that work returns is the file. `refuse`: where its user has no memory left for it."""
+        """Make the file of the result of `work`. `refuse`: raise OverLimit if the user has no memory left for it; never
+        after work in portions."""
         self._making = self.group.portions.run(work)
         if isinstance(self._making, Wait):
             self.is_made, self.size, self.opening = False, None, Wait()
@@ -164,7 +167,7 @@ class PreparedFile(OpenFile):
             self.is_made = True
 
     def _made(self, making: Wait[Any]) -> None:
-        """Others were served meanwhile; perhaps its reads wait."""
+        """Store the result of work in portions, and answer the reads that waited for it."""
         reads, self._reads = self._reads, []
         try:
             self.keep_made(making.result(), refuse=False)
@@ -181,7 +184,7 @@ class PreparedFile(OpenFile):
             self.opening.resolve(None)
 
     def read_made(self, count: int, offset: int) -> bytes:
-        """Once it was made. Raises why it could not be."""
+        """Return bytes of the complete file. Raises the error that prevented making it."""
         if self._error is not None:
             raise self._error
         return self.piece(count, offset)
@@ -205,40 +208,40 @@ class PreparedFile(OpenFile):
             wait.fail(errors.Interrupted(f"{self.node.name!r}: closed before the read was answered"))
 
 
-FREE_BYTES = 4_096  # of a message, which count as the handle's own
+FREE_BYTES = 4_096  # of a message, not charged to the user
 
 
 def to_tell_of(record: Record) -> Record:
-    """What `info` needs of a message: without its body, if that is large."""
+    """Return the message for `info`: without its body, if that is large."""
     return record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
 
 
 class PartialRead:
-    """The last message a handle gave, and how much of it. A large one counts as memory of the handle's user until it
-    was read out. Then it is kept only where it may be read again, and in no more than half of the user's share: else
-    files without anything unread could keep others from being read."""
+    """The last message that a handle returned, and how much of it was read. A large message is charged to the user's
+    memory until it was read to its end. After that it is kept only if it may be read again, and if no more than half of
+    the user's share is used: else files without unread bytes could keep others from being read."""
 
     __slots__ = ("body", "can_push_back", "given", "gone", "handle", "held", "start")
 
     def __init__(self, handle: OpenFile | None = None) -> None:
-        """`handle`: None where nothing is counted."""
+        """`handle`: its user is charged for memory; None: no charge."""
         self.handle = handle
-        self.held = 0  # bytes of memory that count as its user's
+        self.held = 0  # bytes of memory charged to its user
         self.body: bytes | LongBody = b""
-        self.given = 0  # bytes of it that were given
-        self.gone = 0  # bytes of the message before `body`: given, and not kept
-        self.start = 0  # the offset at which it was given
-        self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
+        self.given = 0  # bytes of `body` that were returned
+        self.gone = 0  # bytes of the message before `body`: returned, and not kept
+        self.start = 0  # the offset at which the message began
+        self.can_push_back = False  # `body[given:]` was not delivered: it is next, at any offset
 
     def drop(self) -> None:
-        """Forget the message, and what was not given of it."""
+        """Drop the message with its unread rest."""
         self.body, self.given, self.gone, self.start, self.can_push_back = b"", 0, 0, 0, False
         if self.held:
             self._hold(0)
 
     def rest(self, count: int, offset: int, sequential: bool) -> Any:
-        """The rest of the message at that offset; None: the next message is due. Bytes, or of a body in parts a
-        step that comes to them."""
+        """Return the rest of the message at that offset; None: the next message is due. A body in parts gives a step
+        that resolves to bytes."""
         if self.can_push_back:
             self.can_push_back, self.start = False, offset - self.given
             return self._give(count)
@@ -251,7 +254,7 @@ class PartialRead:
         return None
 
     def first(self, body: bytes, count: int, offset: int) -> bytes:
-        """Begin with a new message."""
+        """Start with a new message, and return its first `count` bytes."""
         self.body, self.start, self.gone = body, offset, 0
         self.given = size = len(body)
         if (size > FREE_BYTES or self.held) and self.handle is not None:
@@ -277,7 +280,7 @@ class PartialRead:
                 memory.note_over(uid)
 
     def first_of_many(self, body: LongBody, count: int, offset: int) -> Step[bytes]:
-        """As `first`, of a body that is read as it is given."""
+        """As `first`, for a body in parts, which is read piece by piece."""
         self.drop()
         self.body, self.start, self.given = body, offset, 0
         step: Step[bytes] = self._give(count)
@@ -293,7 +296,7 @@ class PartialRead:
         return body[begin:end]
 
     def _not_read(self, body: LongBody, begin: int) -> None:
-        """The next read begins there again."""
+        """Have the next read begin at `begin` again, as a read of a body in parts failed."""
         if self.body is body:
             self.given = begin
 
@@ -307,18 +310,18 @@ class PartialRead:
         self.can_push_back = True
 
 
-# ------------------------------------------------------------ files of commands
+# ------------------------------------------------------------ command files
 
 
 class CommandFile(OpenFile):
     """A file whose writes are command lines and whose refusals can be read."""
 
     refusal: bytes | None = None  # why the last write was refused
-    pending: bytes | None = None  # what the last write answers, or the text that a command asked for, `info` say
-    unexpected: Exception | None = None  # what the next read raises: a bug
+    pending: bytes | None = None  # the answer to the last write or command, as `info`
+    unexpected: Exception | None = None  # raised by the next read: a bug
 
     def lines_of(self, data: bytes) -> str:
-        """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
+        """Return the complete lines so far, and store an unfinished one. Raises TooLong, OverLimit, BadCommand."""
         text = self.partial + data
         if len(text) > limits.CTL_BYTES:
             raise errors.TooLong(f"commands of {len(text)} bytes (expected at most {limits.CTL_BYTES} in a write)")
@@ -333,7 +336,8 @@ class CommandFile(OpenFile):
             raise errors.BadCommand("invalid commands: not UTF-8") from None
 
     def refused(self, error: errors.MqfsError, rest: bytes | None = None) -> None:
-        """A write was refused, and with it the unfinished line: `rest`, unless later writes changed it; None: any."""
+        """Record a refused write, which the next read reports. Drop the unfinished line if it is still `rest`; None:
+        any unfinished line."""
         if self.partial and (rest is None or self.partial is rest):
             self.keep(b"")
         self.refusal = f"{shortened(str(error))}\n".encode()
@@ -355,7 +359,8 @@ class CommandFile(OpenFile):
         super().close()
 
     def take_response(self, count: int) -> bytes | None:
-        """What the next read returns first, once: why a write was refused, then what a command asked for."""
+        """Return, once, the text that the next read gets first: why a write was refused, else the answer of a command.
+        None: there is none."""
         text = None
         if self.unexpected is not None:
             error, self.unexpected = self.unexpected, None
@@ -368,13 +373,13 @@ class CommandFile(OpenFile):
 
 
 class LongResponses(CommandFile):
-    """One whose commands ask for texts that may take long: these are made in portions, and a read waits for one."""
+    """A command file whose answers may take long: they are made in portions, and a read waits for them."""
 
     making: Wait[bytes] | None = None
-    _reading: tuple[Wait[bytes], int] | None = None  # the read that waits, and its size
+    _reading: tuple[Wait[bytes], int] | None = None  # the waiting read, and its size
 
     def respond(self, work: Work[bytes]) -> None:
-        """The next read returns what that work gives."""
+        """Answer the next read with the result of `work`."""
         self.stop_making()
         step = self.group.portions.run(work)
         if isinstance(step, Wait):
@@ -402,7 +407,7 @@ class LongResponses(CommandFile):
         self.group.fanout.pollers.wake()
 
     def await_response(self, count: int) -> Wait[bytes]:
-        """What a read gets while one is made. Raises Busy for a second read."""
+        """Return a wait for the answer that is being made. Raises Busy for a second read."""
         if self._reading is not None:
             raise errors.Busy(f"{self.node.name}: another read waits for an answer")
         wait: Wait[bytes] = Wait(self._cancel)
@@ -414,7 +419,7 @@ class LongResponses(CommandFile):
         return True
 
     def stop_making(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the answer that is being made. A read that waits for it fails with Interrupted."""
         making, read = self.making, self._reading
         self.making = self._reading = None
         if making is not None:

@@ -1,4 +1,4 @@
-"""Readers of the log: what all share that look through it in portions, and those of a stream, `order` and a view."""
+"""Readers of the log: the base classes that search it in portions, and the readers of `order` and of views."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mqfs.model import Kind, Record, Step, User, Wait
 
 # ------------------------------------------------------------ searcher
 
-# Open files that look through the log for what they show: in portions, and others are served between.
+# Open files that search the log for the messages they show, in portions: others are served in between.
 #
-# A read that finds nothing within one look waits here while the next looks are made. Reads that come meanwhile wait
-# after it: a client may send several at once, and each gets what follows the one before. At the end of the log all
-# wait for new messages, in the same order.
+# A read that finds nothing within one look waits here during the next looks. Later reads wait after it: a client may
+# send several at once, and each continues where the one before ended. At the end of the log all wait for new messages,
+# in the same order.
 
 
 class Searcher(OpenFile):
-    """A handle with a position in the log, which passes over what it does not show and waits at the end."""
+    """A handle with a position in the log. It passes over messages that it does not show, and waits at the end."""
 
     parkable = True
     passed = 0  # messages that this look passed over
-    since = 0  # under `replay key`: of what is below it only the newest messages of their keys are shown
+    since = 0  # under `replay key`: below it only the newest message of each key is shown
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -38,25 +38,25 @@ class Searcher(OpenFile):
         self.last: PartialRead = PartialRead(self)
         self.waits = self.wait_list()
         self.searching: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # its reads: count, offset
-        self.search: Step[None] = None  # what to wait for while the log is looked through for them
+        self.search: Step[None] = None  # the search for these reads, while it lasts
 
-    # What a subclass says: where it waits, and what it gives.
+    # For subclasses: where reads wait, and which bytes they get.
 
     def wait_list(self) -> WaitList:
-        """Where its reads wait for a new message, as long as it is open."""
+        """Return the list where its reads wait for a new message, the same as long as it is open."""
         raise NotImplementedError
 
     def take(self, count: int, offset: int) -> bytes | None:
-        """What a read gets now; None: it has to wait, or the look was `unfinished`. Raises FellBehind, Damaged,
-        DiskFailed."""
+        """Return the bytes for a read, or None if it has to wait or the look is `unfinished`. Raises FellBehind,
+        Damaged, DiskFailed."""
         raise NotImplementedError
 
     def rest(self, count: int, offset: int) -> bytes | None:
-        """What a read gets of the message before; None: the next message is due."""
+        """Return the rest of the last message for a read. None: the next message is due."""
         raise NotImplementedError
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
-        """What a read that waits gets of a new message; None: the message is not for this reader."""
+        """Return the bytes of a new message for a waiting read. None: the message is not for this reader."""
         raise NotImplementedError
 
     @property
@@ -70,15 +70,16 @@ class Searcher(OpenFile):
         return self.passed >= limits.PASSED_MESSAGES
 
     def pass_over(self, record: Record) -> None:
-        """That one is not shown."""
+        """Count a message that is not shown."""
         self.passed += 1 + len(record.body) // limits.PASSED_BYTES
 
     def comes_now(self) -> None:
-        """Under `replay key`: of what is there by now it is shown the newest message of each key."""
+        """Start under `replay key`: of the present messages show only the newest of each key."""
         self.since = self.group.log.end.next if self.group.retention.newest is not None else 0
 
     def knows_newest(self) -> bool:
-        """Whether these are known as far as it is shown no others: just after a start they are looked up."""
+        """Whether the newest messages of the keys are known up to `since`. Just after a start they are looked up first,
+        and the look is `unfinished`."""
         newest = self.group.retention.newest
         if newest is None or newest.follow() or newest.reach >= self.since:
             return True
@@ -86,13 +87,13 @@ class Searcher(OpenFile):
         return False
 
     def leaves_out(self, record: Record, stream: Stream) -> bool:
-        """Whether a newer message of its key had come when the reader did."""
+        """Whether a newer message of its key existed when the reader started."""
         newest = self.group.retention.newest
         return record.sequence < self.since and newest is not None and newest.is_superseded(stream, record.sequence)
 
     def has_next(self, look: Callable[[int], Record | None]) -> bool:
-        """Whether the log may have something for it, which `look(PASSED_MESSAGES)` finds. Its position moves past what
-        it leaves out."""
+        """Whether the log may have a message for it, which `look(PASSED_MESSAGES)` finds. Move the position past
+        messages that it leaves out."""
         for _ in range(limits.PASSED_MESSAGES):
             if self.position >= self.group.log.end.next or (record := look(limits.PASSED_MESSAGES)) is None:
                 return False
@@ -103,7 +104,7 @@ class Searcher(OpenFile):
         return True
 
     def unpark(self, wait: Wait[bytes]) -> bool:
-        """Whether that read waited for a new message; it does no more."""
+        """Remove a read that waits for a new message; return whether it waited."""
         return self.waits.cancel(self, wait)
 
     def push_back(self, data: bytes) -> None:
@@ -112,7 +113,8 @@ class Searcher(OpenFile):
     # ------------------------------------------------------------ in portions
 
     def wait(self, count: int, offset: int = 0) -> Step[bytes]:
-        """A read of `count` bytes for which the last look found nothing. Raises what further looks do."""
+        """Let a read of `count` bytes wait, for which the last look found nothing: during further looks, or for a new
+        message. Raises the error of a further look."""
         wait: Wait[bytes] = Wait(self._cancel_read)
         if not self.searching and self.passed < limits.PASSED_MESSAGES:
             self.waits.park(self, wait, count, offset)
@@ -121,14 +123,14 @@ class Searcher(OpenFile):
         return wait.result() if wait.settled else wait
 
     def look_again(self, reads: Mapping[Wait[bytes], tuple[int, int]]) -> None:
-        """Have reads look at what is there: now, as far as that is short."""
+        """Search the present messages for reads: a short search now, a long one in portions."""
         self.searching.update(reads)
         if not isinstance(self.search, Wait) or self.search.settled:
             step = self.group.portions.run(self._look())
             self.search = step if self.searching else None
 
     def serve(self, reads: OrderedDict[Wait[bytes], tuple[int, int]]) -> None:
-        """Settle reads that waited for a message which was given since: in portions, as there are many."""
+        """Resolve further waiting reads of a reader that got a message: in portions, as there are many."""
         self.searching.update(reads)
         self.search = self.group.portions.later(self._look())
 
@@ -163,8 +165,8 @@ class Searcher(OpenFile):
         return True
 
     def end(self) -> None:
-        """End-of-file for reads that wait: the file or its group is gone, or the server stops. A search has nothing
-        more to look for and ends by itself: some wait for it."""
+        """End waiting reads with end-of-file: the file or its group was removed, or the server stops. A search in hand
+        ends by itself, as it has no reads left; it is not cancelled, since callers may wait for it."""
         reads = list(self.searching)
         self.searching.clear()
         for wait in reads:
@@ -176,9 +178,10 @@ class Searcher(OpenFile):
 
 
 class Reader(Searcher):
-    """A reader that gives a message, or under `data coalesce` what is there, from its position on."""
+    """A reader that returns a message from its position on, or under `data coalesce` as many present messages as
+    fit."""
 
-    shows_only = False  # under `deliver one`: what is there, then end-of-file
+    shows_only = False  # under `deliver one`: the present messages, then end-of-file
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -186,27 +189,27 @@ class Reader(Searcher):
 
     @property
     def idle(self) -> bool:
-        """It waits, so it has had everything."""
+        """Whether it waits, and so has read everything."""
         return self in self.waits.readers
 
-    # What a subclass says: what it finds.
+    # For subclasses: which records they find.
 
     def find(self) -> Record | None:
-        """The next record to give, the position moved after it; None, too, where the look is `unfinished`. Raises
-        FellBehind or Damaged."""
+        """Return the next record, and move the position past it. None: there is none, or the look is `unfinished`.
+        Raises FellBehind or Damaged."""
         raise NotImplementedError
 
     def is_behind(self) -> bool:
-        """Whether messages that it had not had were cut, and the loss was not reported."""
+        """Whether unread messages were evicted, and the loss was not reported."""
         raise NotImplementedError
 
     def present(self, record: Record) -> bytes:
-        """What the record looks like."""
+        """Return the bytes that show the record."""
         return record.body
 
     @property
     def over(self) -> bool:
-        """The file is gone: end-of-file for good."""
+        """Whether the file was removed: end-of-file from now on."""
         return self.group.removed
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
@@ -216,7 +219,7 @@ class Reader(Searcher):
             data = self.take(count, offset)
             if data is not None:
                 return data
-            if not self.passed:  # as `wait`, and one call less
+            if not self.passed:  # as `wait`, with one call less
                 wait: Wait[bytes] = Wait(self._cancel_read)
                 self.waits.park(self, wait, count, offset)
                 return wait
@@ -250,10 +253,10 @@ class Reader(Searcher):
         return None
 
     def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
-        """The rest of a message, and under `data coalesce` what is there after it."""
+        """Return the rest of a message and, under `data coalesce`, the present messages after it."""
         if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
             return rest
-        if self.over or self.idle or self.is_behind():  # which the next read tells
+        if self.over or self.idle or self.is_behind():  # the next read reports that
             return rest
         data = self._fill(count, offset, rest)
         self.group.retention.note_change()
@@ -261,7 +264,8 @@ class Reader(Searcher):
         return rest if data is None else data
 
     def _fill(self, count: int, offset: int, rest: bytes = b"") -> bytes | None:
-        """`data coalesce`: as much as fits, of a bounded number of messages; an end mark ends what stands before it."""
+        """Return `rest` and as many present messages as fit, a bounded number, for `data coalesce`. An EOF marker ends
+        the messages before it, and is the end-of-file of the next read. None: there is no message."""
         pieces: list[bytes] = [rest] if rest else []
         size = len(rest)
         while size < count and len(pieces) < limits.COALESCED_MESSAGES:
@@ -288,7 +292,7 @@ class Reader(Searcher):
     def unpark(self, wait: Wait[bytes]) -> bool:
         if not super().unpark(wait):
             return False
-        # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
+        # All its messages up to now were delivered: they need not be searched for again, or retained.
         self.position = max(self.position, self.group.log.end.next)
         return True
 
@@ -309,7 +313,7 @@ class Reader(Searcher):
         return self.ahead()
 
     def ahead(self) -> bool:
-        """Whether something is there to be found."""
+        """Whether there may be a record from the position on."""
         raise NotImplementedError
 
     def _end(self) -> None:
@@ -322,13 +326,13 @@ class Reader(Searcher):
 
 
 class MergedReader(Reader):
-    """A reader of several streams at once, in the order of the log. It reports messages that were removed unread."""
+    """A reader of several streams at once, in the order of the log. It reports messages that were evicted unread."""
 
     shows_only = True
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.cuts: dict[int, int] = {}  # of each stream, the cut that was reported here
+        self.cuts: dict[int, int] = {}  # stream -> its eviction reported here
         self.cuts_seen = self.group.retention.evictions
         self._start()
 
@@ -337,22 +341,22 @@ class MergedReader(Reader):
         self.group.fanout.log_readers.add(self)
 
     def covers(self, stream: Stream) -> bool:
-        """Whether it is to be shown messages of that stream."""
+        """Whether messages of the stream are for this reader."""
         return True
 
     def admits(self, stream: Stream, record: Record) -> bool:
-        """Whether it is to be shown that one."""
+        """Whether the message is for this reader."""
         return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
 
     def wants(self, record: Record) -> bool:
-        """Whether a new message is for it."""
+        """Whether a new message is for this reader."""
         return not record.headers or not self.group.ranks.is_hidden(record)
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
         return super().deliver(record, count, offset) if self.wants(record) else None
 
     def look(self, most: int) -> Record | None:
-        """The next message in the log that may be for it. If none of `most` is, the last of them. Raises Damaged."""
+        """Return the next message in the log that may be for it, or the last of `most` others. Raises Damaged."""
         raise NotImplementedError
 
     def _start(self) -> None:
@@ -456,9 +460,9 @@ class OrderHandle(MergedReader):
 
 
 def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Stream]) -> str:
-    """The name of a stream that lost messages at or above `position`, and the loss was not reported; "" if none.
+    """Return the name of a stream with unreported losses at or above `position`; empty if there is none.
 
-    All cuts of the streams count as reported afterwards.
+    Afterwards all evictions of the streams count as reported.
     """
     behind = ""
     for stream in streams:
@@ -499,7 +503,7 @@ class ViewHandle(MergedReader):
         return self._may_show(stream, record) and self.group.views.selects(self.node.name, stream, record)
 
     def _may_show(self, stream: Stream, record: Record) -> bool:
-        """Whether it is to be shown that one, if it is in the view."""
+        """Whether the message is for this reader, if the view selects it."""
         return super().admits(stream, record) and self.covers(stream)
 
     def wants(self, record: Record) -> bool:

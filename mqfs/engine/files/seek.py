@@ -1,7 +1,7 @@
-"""Where `seek` leads: from a place in words to a sequence.
+"""Positions for `seek`: from the word of the command to a sequence.
 
-The search moves nothing; the caller says which messages may be shown. Where each has to be looked at, it is
-for the caller to look on.
+The search moves no reader. The caller says which messages may be shown. Where each message must be examined, the caller
+gets a WalkBack to continue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def position(
     selected: Callable[[], Collection[Stream]],
     shows: Callable[[Record], bool],
 ) -> int | WalkBack:
-    """The sequence that `seek word` goes to, or a walk there. `selected`: those which the user may read; `shows`:
-    whether a message counts."""
+    """Return the sequence that `seek word` goes to, or a walk there. `selected` returns the streams that the user may
+    read; `shows`: whether a message counts."""
     kind, value = parse_seek(word)
     bucket = group.log.bucket
     if kind == "end":
@@ -41,14 +41,14 @@ def position(
     walk = WalkBack(group, selection, 1 if kind == "last" else value, shows)
     if group.retention.newest is not None and kind in ("back", "last"):
         return walk.found if walk.go_on(limits.PASSED_MESSAGES) else walk
-    # As a rule they are near.
+    # Usually the messages are near the end.
     if kind == "back" and selection.is_sparse() is None and walk.go_on(limits.PASSED_MESSAGES) and not walk.damaged:
         return walk.found
     streams = selected()
     if kind == "first" and len(streams) == len(group.numbers):  # without a look at each stream
         below = min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
         if group.retention.keeps_all:
-            return below  # a little before it
+            return below  # perhaps a little before the first message
         near = _first_kept(group, below)
         if near is not None:
             return near
@@ -62,7 +62,8 @@ def position(
 
 
 def _first_kept(group: Group, below: int) -> int | None:
-    """The first message that is kept. None: it is not among the next ones, or one is damaged."""
+    """Return the first retained message from `below` on. None: it is not among the next messages, or one of these is
+    damaged."""
     for _ in range(limits.PASSED_MESSAGES):
         try:
             record = group.log.reader.scan(below)
@@ -77,15 +78,15 @@ def _first_kept(group: Group, below: int) -> int | None:
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
-    """The sequence of the count-th message before the end, or of the oldest; only those of which the log does not tell
-    are read."""
+    """Return the sequence of the count-th message before the end, or of the oldest. Only messages that the index does
+    not decide (exclusive ones) are read."""
     expired = group.retention.expiry.expired_before()
     for stream in streams:
         bound_after_start(stream.kept)
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
     first = oldest = group.log.end.next
-    earliest: Listed | None = None  # with messages, all of which count
+    earliest: Listed | None = None  # a portion with messages, all of which count
     if not count:
         return first
     for portion in group.log.metrics.listing(floors, first):
@@ -110,16 +111,16 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
 
 
 class WalkBack:
-    """To the count-th message before the end, where each has to be looked at."""
+    """A walk to the count-th message before the end that examines each message."""
 
     def __init__(self, group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> None:
         self._reader, self._selection, self._count, self._shows = group.log.bucket.reader, selection, count, shows
         self._retention = group.retention
-        self._at = self.found = group.log.end.next  # the sequence of the oldest one so far
-        self.damaged = False  # one of those that it passed is, which does not count
+        self._at = self.found = group.log.end.next  # the sequence of the oldest message so far
+        self.damaged = False  # a message on the way is, which does not count
 
     def go_on(self, most: int) -> bool:
-        """By at most that many messages. Whether it is there. Raises DiskFailed."""
+        """Continue past at most `most` messages; return whether the walk has ended. Raises DiskFailed."""
         if (newest := self._retention.newest) is not None and not newest.follow(most):
             return False
         while self._count > 0 and (at := self._selection.before(self._at)) is not None:

@@ -1,10 +1,10 @@
-"""A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in claiming.py.
+"""Open streams: writing, and reading under `deliver all`. Claiming handles are in claiming.py.
 
-A handle has its unfinished line, and its position in the stream.
+A handle has an unfinished line, and a position in the stream.
 
-And `.kept/STREAM`, opened: what the stream keeps, as one finite file. A small snapshot is copied when it is opened. Of
-a large one the places are noted: what the stream gives up meanwhile is an error where it is read, never other bytes.
-Under `replay key` just after a start the keys are looked up first.
+An open `.kept/STREAM` shows the retained messages as one finite file. A small snapshot is copied when it is opened. Of
+a large one only the places of the messages are stored: a read of a message that was removed meanwhile fails, and never
+returns other bytes. Under `replay key`, just after a start, the keys are looked up first.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from mqfs.records import headers
 
 @attrs.define
 class LinePost(WriteRequest):
-    """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
+    """A write of complete lines, which may wait for room. `before` and `rest`: the handle's unfinished line before and
+    after it."""
 
     before: bytes = b""
     rest: bytes = b""
-    follows: LinePost | None = None  # the handle's next one
+    follows: LinePost | None = None  # the handle's next write
     refused: bool = False
 
     def give_back(self) -> bool:
-        """It was refused: what follows begins with the unfinished line that was there before. False: nothing does."""
+        """Give the unfinished line before a refused write to the handle's next write. False: there is none."""
         self.refused = True
         behind = self.follows
         while behind is not None and behind.refused:
@@ -54,11 +55,11 @@ class LinePost(WriteRequest):
 
 
 class Writer(OpenFile):
-    """A stream, open to be written: what writing is, whatever else the handle does."""
+    """A stream open for writing, whether or not the handle also reads."""
 
     node: Stream
     publishes = True
-    gate: Callable[[], bool] | None = None  # of a user with a rate: whether a write would not wait for its turn
+    gate: Callable[[], bool] | None = None  # for a user with a rate: whether a write would be performed at once
     newest: LinePost | None = None
 
     def on_opened(self) -> None:
@@ -92,14 +93,14 @@ class Writer(OpenFile):
             raise
 
     def _head(self) -> bytes:
-        """The headers of what is written here."""
+        """Return the headers of messages written here."""
         return headers.of_sender(self.user.uid) if self.group.settings.sender else b""
 
     def count_messages(self, data: bytes) -> int:
         return data.count(b"\n") if self.group.settings.data == "line" else 1
 
     def _write_lines(self, data: bytes) -> Step[int]:
-        """Whole lines are messages, one unit; what follows the last newline waits here."""
+        """Write complete lines as messages, in one unit; store the text after the last newline."""
         if self.node.removed:
             raise errors.NotFound(f"stream {self.node.name!r}: removed")
         *lines, rest = (self.partial + data).split(b"\n")
@@ -123,7 +124,7 @@ class Writer(OpenFile):
     def _post_lines(self, post: LinePost) -> Step[int]:
         post.undo = lambda: self._undo(post)
         step = self.group.publisher.write(self.node, post)
-        if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all before it
+        if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all writes before it
             self.newest = post.undo = None
             return step
         if self.newest is not None:
@@ -143,7 +144,7 @@ class Writer(OpenFile):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                # It may wait for room, as memory of its user, though the file is closed.
+                # It may wait for room after the close, charged to its user's memory.
                 self.group.publisher.write(
                     stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, writer=self, headers=self._head())
                 )
@@ -161,7 +162,7 @@ class StreamHandle(Reader, Writer):
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.had = 0  # messages of the stream that fell below the floor or were had, counted as trimmed_count is
+        self.had = 0  # messages of the stream that were trimmed or read, counted as trimmed_count is
         if reads:
             self._start()
 
@@ -193,7 +194,7 @@ class StreamHandle(Reader, Writer):
         return self.node.removed
 
     def _may_take(self, record: Record) -> bool:
-        """Whether a message with headers is for this handle; one that is for one taker is then taken."""
+        """Whether a message with headers is for this handle; an exclusive one is claimed."""
         stream = self.node
         if not self.group.ranks.is_hidden(record):
             return True
@@ -203,7 +204,8 @@ class StreamHandle(Reader, Writer):
         return True
 
     def _find_single(self) -> Record | None:
-        """A message for one taker, written before this handle came and not taken since."""
+        """Claim and return an exclusive message before the position that no receiver has claimed. None: there is none,
+        or the look is `unfinished`."""
         stream = self.node
         while (sequence := stream.exclusives.first_unclaimed()) and sequence < self.position:
             record = self.group.log.reader.find(stream.number, sequence)
@@ -242,7 +244,8 @@ class StreamHandle(Reader, Writer):
         return None
 
     def _next_position(self) -> int:
-        """Where to look next: not at what a newer message of its key has replaced when it came."""
+        """Return the next position to look at, past messages that a newer one of their key had replaced when the reader
+        started."""
         newest = self.group.retention.newest
         return self.position if newest is None else newest.next_of(self.node, self.position, self.since)
 
@@ -287,7 +290,7 @@ INDEX_BYTES = 16  # of a message, in the two arrays
 
 
 class SnapshotHandle(PreparedFile):
-    """Its `size` does not change."""
+    """An open `.kept/STREAM`, whose `size` does not change."""
 
     node: SnapshotNode
 
@@ -322,8 +325,8 @@ class SnapshotHandle(PreparedFile):
         return self._ends[-1] if self._ends else 0
 
     def _copy_all(self) -> None:
-        """Damaged messages are left out: readers of the stream get the error. So are those that went while others were
-        looked up."""
+        """Copy the bodies. Leave out damaged messages, whose error readers of the stream get, and messages removed
+        during the look-up."""
         pieces = []
         for sequence in self._sequences:
             with contextlib.suppress(errors.Damaged, errors.Stale):
@@ -355,8 +358,8 @@ class SnapshotHandle(PreparedFile):
 
 
 def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """What a reader may see of a stream: sequences and body bytes, some at a time, the oldest first. The log may change
-    between."""
+    """Yield (sequences, body bytes) of the messages that a reader may see, some at a time, the oldest first. The log
+    may change between."""
     log, retention = stream.group.log, stream.group.retention
     if retention.newest is not None and retention.newest.covers(stream):
         yield stream.kept.rows.messages()
@@ -378,6 +381,6 @@ def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
 
 
 def _lies_in(ranges: list[tuple[int, int]], sequence: int) -> bool:
-    """Whether it is in one of those ranges, which ascend."""
+    """Whether the sequence is in one of the ascending ranges."""
     at = bisect_right(ranges, sequence, key=lambda one: one[0])
     return at > 0 and sequence <= ranges[at - 1][1]
