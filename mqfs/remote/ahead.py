@@ -1,4 +1,4 @@
-"""The reads of a file that takes nothing: some messages are asked for before they are wanted."""
+"""The reads of a file that claims nothing: some messages are requested before they are read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from mqfs.remote.files import OpenFile
 
 T = TypeVar("T")
-AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that a reader asks for ahead, and about their bytes
-AGE_S = 0.1  # of what was asked for ahead: then it is asked for again
+AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that are requested ahead, and about their bytes
+AGE_S = 0.1  # messages read ahead that are older are requested again
 
 
 def open_state(fid: int, *, change: bool = False) -> m.Tread:
-    """The request for the STATE of an open file, now or after its next change."""
+    """Return the request for the STATE of an open file: the present one, or `change`: that after its next change."""
     return m.Tread(0, fid, int(change), 0)
 
 
 class Arrival(NamedTuple):
-    """What came before it was wanted. `before`: the position from which it was read; None: not known."""
+    """A message, or an error, that arrived before it was read. `before`: the position before it; None: unknown."""
 
     data: bytes | MqfsError
     before: int | None
@@ -40,15 +40,15 @@ class Arrival(NamedTuple):
 
 
 class ReadAhead:
-    """The reads of a file that takes nothing: some messages are asked for before they are wanted.
+    """The reads of a file that claims nothing: some messages are requested before they are read.
 
-    Their order is that of the requests, so a file has one inbox. A reader that gives up leaves its request: what comes
-    is the next reader's.
+    Answers arrive in the order of the requests, so a file has one inbox. If a reader gives up, its request stays, and
+    the message is the next reader's.
 
-    What lies in the inbox may be removed at the server meanwhile: by `ttl`, `depth`, `clear` or `drop`. Under
-    `replay all` it is asked for again when it is older than AGE_S. Under another `replay` the server keeps for a reader
-    only what the reader was not given. There nothing is asked for ahead in a group with a `ttl` or a `depth`, but what
-    a poll finds.
+    Messages in the inbox may be removed at the server meanwhile: by `ttl`, `depth`, `clear` or `drop`. Under `replay
+    all` they are requested again when they are older than AGE_S. Under another `replay` the server keeps for a reader
+    only messages that it has not sent to it. So in a group with a `ttl` or a `depth` no message is requested ahead,
+    except by a poll.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -57,10 +57,10 @@ class ReadAhead:
         self.inbox_bytes = 0
         self.asked: dict[object, int] = {}  # unanswered requests, and their tags
         self.window = 1
-        self.is_ahead: bool | None = None  # whether it asks ahead; None: the settings were not looked up
-        self.keeps_all = False  # `replay all`, when they were
-        self._after_error = False  # whether the last answer was one: its position is not known
-        self._is_ending = False  # whether an end of file is being verified
+        self.is_ahead: bool | None = None  # whether to request ahead; None: the settings were not read yet
+        self.keeps_all = False  # whether the group then had `replay all`
+        self._after_error = False  # the last answer was an error: its position is unknown
+        self._is_ending = False  # an end-of-file is being verified
         self.waiting: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # reads: count, offset
         self.notify: Callable[[], None] | None = None
 
@@ -76,7 +76,7 @@ class ReadAhead:
                 if len(self.inbox) + len(self.asked) <= self.window // 2:
                     self._widen()
                     if self.is_ahead:
-                        with contextlib.suppress(OverLimit):  # then the next read asks
+                        with contextlib.suppress(OverLimit):  # then the next read sends the requests
                             self._ask()
                 return data
         if file.failed is not None:
@@ -100,7 +100,7 @@ class ReadAhead:
     # ------------------------------------------------------------ how much is asked for ahead
 
     def _widen(self) -> None:
-        """Ask for more ahead, where that may be."""
+        """Request more messages ahead, if the group's settings permit."""
         if self.is_ahead:
             self.window = min(self.window * 2, AHEAD)
         elif self.is_ahead is None:
@@ -115,7 +115,7 @@ class ReadAhead:
         self.is_ahead = self.keeps_all or settings.get("ttl") == settings.get("depth") == "0"
 
     def _is_outdated(self) -> bool:
-        """Whether the next of the inbox lies there for too long. Never without a server, which could be asked again."""
+        """Whether the first message of the inbox is too old. Never without a server, needed to read it again."""
         link = self.file.link
         if not self.keeps_all or not self.inbox or link is None or link.lost:
             return False
@@ -123,7 +123,7 @@ class ReadAhead:
         return first.before is not None and time.monotonic() - first.came_s > AGE_S
 
     def _renewed(self, then: Callable[[], Step[T]]) -> Wait[T]:
-        """What `then` returns after the inbox was emptied, if `replay` is still the same."""
+        """Read the settings again, empty the inbox if it is still outdated, and return the result of `then`."""
         learning = self.file.session.call(self._learn)
         is_cancelled = False
 
@@ -152,7 +152,7 @@ class ReadAhead:
         return whole
 
     def _drop(self) -> None:
-        """Empty the inbox: the next request begins where its first was read from."""
+        """Empty the inbox. The next request starts at the position before its first message."""
         file, link = self.file, self.file.link
         asked, self.asked = self.asked, {}
         if link is not None and not link.lost:
@@ -164,8 +164,7 @@ class ReadAhead:
         self.inbox_bytes, self.window, self._after_error = 0, 1, False
 
     def _ask(self) -> None:
-        """Ask for so much that the window is full, one message at least for each reader that waits. Raises OverLimit:
-        then nothing was asked."""
+        """Send requests to fill the window, at least one per waiting reader. Raises OverLimit, with none sent."""
         file = self.file
         link = file.link
         if link is None or link.lost:
@@ -185,7 +184,7 @@ class ReadAhead:
     def _answered(self, name: object, reply: Any) -> None:
         file = self.file
         if reply is None or name not in self.asked:
-            return  # `on_ready` asks again, or `_drop` did
+            return  # `on_ready` or `_drop` has it requested again
         del self.asked[name]
         try:
             check(reply)
@@ -193,9 +192,9 @@ class ReadAhead:
             self._put(error)
             return
         data: bytes = reply.data
-        if len(data) == POSITION.size and POSITION.unpack(data)[0] <= file.position:  # no end mark: that has a sequence
+        if len(data) == POSITION.size and POSITION.unpack(data)[0] <= file.position:  # an EOF marker has a sequence
             if self._is_ending:
-                return  # one answer says it for all
+                return  # one answer stands for all
             self._is_ending = True
             step = file.verify_end(lambda: b"again")
             if isinstance(step, Wait):
@@ -212,7 +211,7 @@ class ReadAhead:
             self.window = max(AHEAD_BYTES // size, 1)
 
     def _on_end(self, wait: Wait[bytes]) -> None:
-        """End-of-file, unless its server stopped: then `on_ready` has asked the next one."""
+        """Record an end-of-file, unless its server only stopped: then `on_ready` has asked the next server."""
         self._is_ending = False
         try:
             data = wait.result()
@@ -223,7 +222,7 @@ class ReadAhead:
                 self._put(b"")
 
     def _put(self, data: bytes | MqfsError, before: int | None = None) -> None:
-        """Give the oldest reader that waits what came, or keep it. `before`: the position before a message."""
+        """Pass an answer to the oldest waiting reader, or keep it. `before`: the position before a message."""
         if before is None:
             before = self.file.position
         if self._after_error:
@@ -244,7 +243,8 @@ class ReadAhead:
             notify()
 
     def _cancel(self, wait: Wait[bytes]) -> bool:
-        """At once without a connection; else after an answer to something: what was there by now has come then."""
+        """Cancel at once without a connection. Else send a request and give up at its answer: messages that were there
+        before it have arrived by then."""
         link = self.file.link
         if link is None or link.lost:
             self.waiting.pop(wait, None)
@@ -256,7 +256,7 @@ class ReadAhead:
         link.send_one(open_state(self.file.fid), lambda reply: self._give_up(link, wait))
 
     def _give_up(self, link: Link, wait: Wait[bytes]) -> None:
-        if self._is_ending and wait in self.waiting and not link.lost:  # an end of file came: its verification is next
+        if self._is_ending and wait in self.waiting and not link.lost:  # an end-of-file is being verified
             self._await_answer(link, wait)
         elif self.waiting.pop(wait, None) is not None:
             wait.fail(Interrupted())
@@ -279,7 +279,7 @@ class ReadAhead:
         return file.session.begin(call)
 
     def on_ready(self) -> None:
-        """The file is open again, or could not be."""
+        """Send requests again after the file was opened again, or end the reads if it could not be."""
         self.asked = {}
         if self.file.failed is not None:
             self.end(self.file.failed)
@@ -290,7 +290,7 @@ class ReadAhead:
                 self.end(error)
 
     def end(self, why: MqfsError | None) -> None:
-        """Answer all that wait: with end-of-file, or why the file could not be opened again."""
+        """Answer all waiting reads: with end-of-file, or with the error why the file could not be opened again."""
         if (notify := self.notify) is not None:
             self.notify = None
             notify()

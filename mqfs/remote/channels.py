@@ -1,4 +1,4 @@
-"""Messages that are there once: `.put` of each group, and the ids under which a mount writes."""
+"""Messages that are written once: `.put` of each group, and the ids under which a mount writes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from mqfs.syntax.duration import parse_duration
 if TYPE_CHECKING:
     from mqfs.remote.tree import RemoteNode, RemoteTree
 
-CHANNELS = 256  # of `.put`, open without a writer
-REOPEN_PAUSES_S = 0.3, 0.7  # before a file that cannot be opened again is given up
+CHANNELS = 256  # open `.put` files without a writer
+REOPEN_PAUSES_S = 0.3, 0.7  # between attempts to open a file again
 
 _mount_id = secrets.token_hex(8)
 _numbers = counter(1)
 
 
 def next_id() -> bytes:
-    """An id for one message."""
+    """Return an id for one message."""
     return b"mount-%s.%d" % (_mount_id.encode(), next(_numbers))
 
 
 def with_id(data: bytes, id: bytes) -> bytes:
-    """A write to `.put`, under an id unless it has one. One that is not understood is left to the server, and so is a
-    schedule without a name, which it refuses."""
+    """Add an id to a write to `.put`, unless it has one. A write that cannot be parsed is left to the server, as is a
+    schedule without a name, which the server refuses."""
     head = data[: limits.PUT_BYTES].decode("utf-8", "surrogateescape")
     try:
         value, _ = json.JSONDecoder().raw_decode(head)
@@ -47,7 +47,7 @@ def with_id(data: bytes, id: bytes) -> bytes:
 
 
 def read_settings(tree: RemoteTree, node: RemoteNode, link: Link) -> Procedure[dict[str, str]]:
-    """The settings of one word of the group that a file is in."""
+    """Return the one-word settings of the group that a file is in."""
     assert node.parent is not None
     ctl, _ = yield from tree.lookup_as(None, node.parent, "ctl", link)
     fid, replies = yield from tree.opened_with(
@@ -59,7 +59,7 @@ def read_settings(tree: RemoteTree, node: RemoteNode, link: Link) -> Procedure[d
 
 
 def read_dedup(tree: RemoteTree, put: RemoteNode, link: Link) -> Procedure[float]:
-    """For how many seconds the group of a `.put` remembers an id."""
+    """Return for how many seconds the group of a `.put` remembers an id."""
     settings = yield from read_settings(tree, put, link)
     if "dedup" not in settings:
         raise BadCommand("ctl: no dedup")
@@ -76,7 +76,7 @@ class PutChannel:
         self.dedup_s = float("inf")
 
     def open(self, link: Link) -> Procedure[None]:
-        """Raises why it cannot be opened."""
+        """Open it on a connection. Raises why that fails."""
         fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
         try:
             self.dedup_s = min(self.dedup_s, (yield from read_dedup(self.tree, self.node, link)))
@@ -86,22 +86,22 @@ class PutChannel:
         self.fid, self.link = fid, link
 
     def reopen(self, link: Link) -> Procedure[None]:
-        """Open it on a new connection; where that fails, so do its writes."""
+        """Open it on a new connection. If that fails, so do its writes."""
         self.link = None
         for pause_s in (*REOPEN_PAUSES_S, 0.0):
             try:
                 yield from self.open(link)
             except MqfsError:
-                if pause_s:  # a server that stops may refuse it: then this connection ends
+                if pause_s:  # a stopping server may refuse it: then this connection ends
                     yield pause_s
             else:
                 return
 
     def on_ready(self) -> None:
-        """All files are open again."""
+        """Do nothing when all files are open again."""
 
     def on_closed(self) -> None:
-        """The mount ends."""
+        """Do nothing when the mount ends."""
 
     def close(self) -> None:
         self.tree.session.files.pop(self, None)
@@ -110,14 +110,14 @@ class PutChannel:
 
 
 class PutChannels:
-    """The channels of a mount, by user and group; some stay open without a writer, as the next comes soon."""
+    """The channels of a mount, by user and group. Some stay open without a writer, for the next one."""
 
     def __init__(self, tree: RemoteTree) -> None:
         self._tree = tree
         self._by_key: OrderedDict[tuple[int, int], PutChannel] = OrderedDict()
 
     def find(self, link: Link, user: User, stream: RemoteNode) -> Procedure[PutChannel | None]:
-        """The channel for a stream; None where the user may not use it."""
+        """Return the channel for a stream, or None if the user may not use it."""
         group = stream.parent
         assert group is not None
         key = user.uid, group.qid.path

@@ -1,11 +1,11 @@
-"""Open files of a server's tree: what is read is continued after a restart, what is written is there once.
+"""Open files of a server's tree: after a restart reads continue, and no message is written twice.
 
-- A file with a position says with each read how far it was; opened again, it continues there. A reader of a stream
-  reads ahead, as that takes nothing.
-- A message is written by `.put` under an id, so that a write without an answer can be repeated. Where the group
-  remembers ids for too short a time, such a write fails with EIO instead.
+- Each read of a file with a position returns that position; when the file is opened again, reads continue there. A
+  reader of a stream reads ahead, as that claims nothing.
+- A message is written by `.put` under an id, so that a write without an answer can be repeated. If the group's `dedup`
+  time is too short for that, the write fails with EIO instead.
 - A claim ends with its server: a command about it is Stale.
-- A snapshot (`.stats`, `.kept/STREAM`) is opened again, and read from the offset asked for.
+- A snapshot (`.stats`, `.kept/STREAM`) is opened again, and read from the requested offset.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from mqfs.remote.tree import RemoteNode, RemoteTree
 
 CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
-ANSWERED_VERBS = frozenset(("info", "measure", "selected", "streams"))  # the next read returns what they ask for
-SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
-ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
-MARGIN_S = 1.0  # before an id is forgotten
+ANSWERED_VERBS = frozenset(("info", "measure", "selected", "streams"))  # the next read returns their answers
+SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # repeated when it is reopened
+ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: never repeated
+MARGIN_S = 1.0  # no repeat that close to the time when the id is forgotten
 
 
 class OpenFile:
@@ -77,19 +77,19 @@ class OpenFile:
         self.failed: MqfsError | None = None  # why it could not be opened again
         self.takes = self.parkable = self.sequential = self.positioned = self.cuts_lines = False
         self.size: int | None = None
-        self.position = 0  # after what was read, of a file with a position
-        self.resume = 0  # where the next Tread is to continue
+        self.position = 0  # after the last message read, in a file with a position
+        self.resume = 0  # the position at which the next Tread has to continue
         self.last = PartialRead()
-        self.returned: list[bytes] = []  # next to be read: what could not be delivered, and why a claim is stale
+        self.returned: list[bytes] = []  # read next: undelivered data, and why a claim is stale
         self.due = set[str]()  # "refusal", "answer": texts at the server, which the next reads return in that order
-        self.texts: dict[str, bytes] = {}  # of the same, the rests that were not read yet
-        self.setup: dict[str, str] = {}  # commands to be said again
+        self.texts: dict[str, bytes] = {}  # the unread rests of such texts
+        self.setup: dict[str, str] = {}  # commands to repeat
         self.partial = b""  # an unfinished line
         self.claimed_on: Link | None = None  # the connection of the last claim
         self.channel: PutChannel | None = None
-        self.dedup_s = float("inf")  # of a group's `.put` that was opened again
+        self.dedup_s = float("inf")  # how long ids are remembered by a `.put` that was opened again
         self.ahead: ReadAhead | None = None
-        self._readers: dict[int, Callable[[], None]] = {}  # processes behind its claims that live, and how to stop that
+        self._readers: dict[int, Callable[[], None]] = {}  # live processes behind its claims: stops of their watches
         self._is_watching = False
         self._notify: Callable[[], None] | None = None  # of poll
 
@@ -103,7 +103,7 @@ class OpenFile:
         return self
 
     def on_opened(self, link: Link, fid: int, state: Any) -> Procedure[None]:
-        """It is open under that fid, in that STATE."""
+        """Set the fid and the STATE of the opened file, and register it."""
         self.fid, self.link = fid, link
         self.position, size, flags = STATE.unpack(state.data)
         self.takes, self.parkable = bool(flags & TAKES), bool(flags & PARKABLE)
@@ -117,7 +117,7 @@ class OpenFile:
         self.session.files[self] = None
 
     def reopen(self, link: Link) -> Procedure[None]:
-        """Open it on a new connection, or keep why it cannot be."""
+        """Open the file on a new connection, or record why that failed."""
         setup = "".join(f"{line}\n" for line in self.setup.values()).encode()
         said: list[Fcall] = [m.Twrite(0, 0, 0, setup)] if setup else []
 
@@ -133,7 +133,7 @@ class OpenFile:
                     check(reply)
                 yield from self.tree.locks.retake(self, fid)
             except MqfsError as error:
-                if pause_s:  # a server that stops may refuse it: then this connection ends
+                if pause_s:  # a stopping server may refuse it: then this connection ends
                     yield pause_s
                 else:
                     self.failed = error
@@ -146,23 +146,23 @@ class OpenFile:
                 return
 
     def _read_dedup(self, link: Link) -> Procedure[float]:
-        """For how long an id is remembered; 0 where the mount cannot know."""
+        """Return for how many seconds an id is remembered; 0 if unknown."""
         try:
             return (yield from read_dedup(self.tree, self.node, link))
         except MqfsError:
             return 0.0
 
     def on_ready(self) -> None:
-        """All files are open again."""
+        """Resume reads and polls: all files are open again."""
         self._is_watching = False
         if self.ahead is not None:
             self.ahead.on_ready()
         if (notify := self._notify) is not None:
             self._notify = None
-            notify()  # the kernel asks again
+            notify()  # the kernel polls again
 
     def on_closed(self) -> None:
-        """The mount ends."""
+        """End the reads: the mount ends."""
         if self.ahead is not None:
             self.ahead.end(None)
 
@@ -196,7 +196,7 @@ class OpenFile:
         return self.session.begin(call)
 
     def rest(self, count: int, offset: int) -> bytes | None:
-        """The rest of the last message; None: the next is due."""
+        """Return the rest of the last message, or None if the next message is due."""
         last = self.last
         return last.rest(count, offset, self.sequential) if last.can_push_back or last.body else None
 
@@ -207,7 +207,7 @@ class OpenFile:
         return m.Tread(0, self.fid, offset, min(count, call.link.machine.msize - READ_OVERHEAD))
 
     def after_failure(self) -> bytes:
-        """What a read gets of a file that could not be opened again: end-of-file if it was removed."""
+        """Return end-of-file if the file could not be opened again because it was removed. Raises any other reason."""
         assert self.failed is not None
         if isinstance(self.failed, NotFound | Stale):
             return b""
@@ -221,12 +221,12 @@ class OpenFile:
             if data:
                 self.claimed_on = self.link
                 self._watch_readers(pid)
-        elif not self.parkable and 0 < len(data) < count:  # a snapshot: the kernel takes less for its end
+        elif not self.parkable and 0 < len(data) < count:  # the kernel takes a short reply for a snapshot's end
             return self._read_on(data, count, offset)
         return data
 
     def _read_on(self, data: bytes, count: int, offset: int) -> Step[bytes]:
-        """What a snapshot has after that, too: one message of 9P has less than the kernel asks for."""
+        """Read the rest of what the kernel asked of a snapshot: one message of 9P holds less."""
         rest = self.read(count - len(data), offset + len(data))
         if not isinstance(rest, Wait):
             return data + rest
@@ -254,7 +254,7 @@ class OpenFile:
         return request
 
     def verify_end(self, again: Callable[[], Step[bytes]]) -> Step[bytes]:
-        """End-of-file, if its server does not say it because it stops; else what is read `again` from the next."""
+        """Return end-of-file, unless the server only says it as it stops: then read `again` from the next one."""
 
         def finish(reply: Any) -> Step[bytes]:
             if STATE.unpack(reply.data)[2] & CLOSED:
@@ -274,8 +274,8 @@ class OpenFile:
         return self.last.first(reply.data[POSITION.size :], count, offset)
 
     def _read_text(self, count: int, offset: int) -> Step[bytes]:
-        """A text, or its rest. It comes before the rest of the last message, which stays here. A new one replaces the
-        rest of an old one of its kind."""
+        """Read a text of the server, or the rest of one, before the rest of the last message, which is kept here. A new
+        text replaces the rest of an older one of its kind."""
         for kind in ("refusal", "answer"):
             text = self.texts.pop(kind, b"")
             if kind in self.due:
@@ -290,7 +290,7 @@ class OpenFile:
             nonlocal is_due
             if self.failed is not None:
                 return self.after_failure()
-            is_due = bool(self.due)  # else it went with its server
+            is_due = bool(self.due)  # else the text was lost with its server
             return self.next_request() if is_due else open_state(self.fid)
 
         def finish(reply: Any) -> Step[bytes]:
@@ -310,8 +310,8 @@ class OpenFile:
             self.returned.insert(0, data)
 
     def _watch_readers(self, pid: int) -> None:
-        """Have a claim go back when the process that read it and the one that opened the file are both gone: a child
-        may keep it open."""
+        """Release a claim when both the process that read it and the one that opened the file have ended: a child may
+        keep the file open."""
         processes = self.tree.processes
         if not pid or processes is None:
             return
@@ -334,8 +334,8 @@ class OpenFile:
                 self.link.send_one(m.Twrite(0, self.fid, 0, b"nack 0s\n"), lambda reply: None)
 
     def _renew(self, link: Link, repeated: bool) -> Procedure[None]:
-        """Another fid of the file. What the old one has claimed goes back with it."""
-        if repeated or self.claimed_on is not link:  # it went back with the connection
+        """Open the file again under another fid. The old fid, when dropped, releases its claims."""
+        if repeated or self.claimed_on is not link:  # the connection's end released them
             return
         old = self.fid
         yield from self.reopen(link)
@@ -345,14 +345,14 @@ class OpenFile:
     # ------------------------------------------------------------ poll
 
     def poll(self, events: int, notify: Callable[[], None] | None) -> Step[int]:
-        """Which of READABLE and WRITABLE it is. `notify` is called once it may be one of `events`, if it is none."""
+        """Return which of READABLE and WRITABLE the file is. If none of `events`, call `notify` once it may be."""
         if self.returned or self.texts or (self.positioned and self.last.given < len(self.last.body)):
             return READABLE | WRITABLE
         if self.ahead is not None:
             return self.ahead.poll(notify)
         if notify is not None:
             self._notify = notify
-            self._watch_state()  # before it is asked what is there now
+            self._watch_state()  # before the present state is asked for
         call: OneRequest[int] = OneRequest(self.session, self._ask_state, self._took_state, is_short=True)
         return self.session.begin(call)
 
@@ -399,12 +399,15 @@ class OpenFile:
         return self._write_request(data, len(data), is_repeatable=False)
 
     def refuse_long(self, size: int) -> NoReturn:
-        """Refuse a write of at least `size` bytes: a mount may get only the first piece of it. Raises TooLong."""
+        """Raise TooLong for a write of at least `size` bytes: a mount may get only the first piece of it."""
         raise TooLong(f"write of {size} bytes or more (expected at most {limits.MESSAGE_BYTES} with a mount)")
 
     def _write_request(self, data: bytes, size: int, rest: bytes = b"", *, is_repeatable: bool) -> Step[int]:
-        """One write to its own fid. One that is not repeatable fails where its outcome is unknown, as does one whose id
-        may be forgotten. `size`: the result; `rest`: the unfinished line that then waits here."""
+        """Write once to the file's own fid.
+
+        If the outcome is unknown, the write fails unless it is repeatable and its id still remembered. `size`: the
+        result. `rest`: the unfinished line that is kept after it.
+        """
         began_s = time.monotonic()
 
         def make(call: OneRequest[int]) -> Fcall:
@@ -420,13 +423,16 @@ class OpenFile:
         return self.session.begin(call)
 
     def _written(self, size: int, rest: bytes, reply: Fcall) -> int:
-        """Not before that: a write that is refused or cancelled leaves the unfinished line as it was."""
+        """Set the unfinished line only now: a refused or cancelled write leaves it as it was."""
         self.partial = rest
         return size
 
     def _publish(self, body: bytes, size: int, rest: bytes = b"", more: bytes = b"") -> Step[int]:
-        """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one. `size`:
-        the result, 0 of the last line of a closed file; `rest`: as of `_write_request`; `more`: keys of `.put`."""
+        """Write one message, or lines, under an id. If `.put` refuses, write to the file's own fid without an id.
+
+        `size`: the result, 0 for the last line of a closed file. `rest`: as of `_write_request`. `more`: keys of
+        `.put`.
+        """
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
         # By its inode: another client may have renamed the stream, and made another of that name.
@@ -448,7 +454,7 @@ class OpenFile:
             raise error
 
         written = partial(self._written, size, rest)
-        held = len(data) if size else 0  # of a last line: its close(2) cannot be refused
+        held = len(data) if size else 0  # 0 for a last line: its close(2) cannot be refused
         call: OneRequest[int] = OneRequest(self.session, make, written, recover=recover, held=held, is_once=True)
         return self.session.begin(call)
 
@@ -463,8 +469,8 @@ class OpenFile:
     _quoted = "", b""
 
     def _write_lines(self, data: bytes) -> Step[int]:
-        """Whole lines are messages; what follows the last newline waits here. Several are written together, so that
-        the server keeps all of a write or none."""
+        """Write whole lines as messages, and keep the text after the last newline. Several lines are written together,
+        so that the server keeps all of a write or none."""
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
@@ -472,7 +478,7 @@ class OpenFile:
             self.partial = rest
             return len(data)
         whole, size = b"".join(line + b"\n" for line in lines), len(data)
-        if len(whole) > limits.MESSAGE_BYTES:  # more than the server takes at once: the count says how much is written
+        if len(whole) > limits.MESSAGE_BYTES:  # beyond the server's limit: the count says how much is written
             whole, rest = whole[: whole.rindex(b"\n", 0, limits.MESSAGE_BYTES) + 1], b""
             size = len(whole) - len(self.partial)
         is_one = whole.find(b"\n") == len(whole) - 1
@@ -481,12 +487,12 @@ class OpenFile:
     # ------------------------------------------------------------ commands
 
     def _write_commands(self, data: bytes) -> Step[int]:
-        """The whole lines of a file of commands; an unfinished one waits for the next write, or the close."""
+        """Write the whole lines of a file of commands. An unfinished line waits for the next write, or the close."""
         before, text = self.partial, self.partial + data
         whole, newline, rest = text.rpartition(b"\n")
-        if rest == b"ack" and not newline:  # as in the engine: no other command begins so
+        if rest == b"ack" and not newline:  # as in the engine: no other command begins with it
             whole, newline, rest = rest, b"\n", b""
-        if len(text) > limits.CTL_BYTES:  # the server refuses it, and says so in `.errors`
+        if len(text) > limits.CTL_BYTES:  # the server refuses it, and reports that in `.errors`
             whole, newline, rest = text[: limits.MESSAGE_BYTES], b"", b""
         elif not newline:
             self.partial = rest
@@ -510,7 +516,7 @@ class OpenFile:
 
         def recover(error: MqfsError) -> int:
             if call.repeated and isinstance(error, Exists | NotFound):
-                return len(data)  # the first attempt did it
+                return len(data)  # the first attempt had succeeded
             if self.reads and not isinstance(error, Interrupted):
                 self.due.add("refusal")
             raise error
@@ -525,7 +531,7 @@ class OpenFile:
         return self.session.begin(call)
 
     def _on_commands(self, lines: list[str], size: int) -> Step[int]:
-        """Commands were accepted: remember those that hold until the next of their kind."""
+        """Record accepted commands that hold until the next of their kind, and read the new position."""
         for line in lines:
             verb = (line.split() or [""])[0]
             if verb in ANSWERED_VERBS and self.reads:

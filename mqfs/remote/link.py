@@ -1,7 +1,7 @@
-"""One 9P connection in trio's loop: requests leave without a task each, replies call what asked.
+"""One 9P connection in trio's loop: requests are sent without a task each, replies call a function.
 
-The connection was made and attached by `mqfs.ninep.client.connection.connect`, in a thread; from then on its socket is
-read and written here. Nothing here waits but `run`.
+`mqfs.ninep.client.connection.connect` makes and attaches the connection in a thread; from then on its socket is read
+and written here. Only `run` waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mqfs.ninep.codec.messages import Fcall
 
 log = logging.getLogger("mqfs.mount")
 RECEIVE_BYTES = 256 << 10
-Answer: TypeAlias = Callable[[Fcall | None], object]  # gets the reply; None: flushed, or the connection is lost
+Answer: TypeAlias = Callable[[Fcall | None], object]  # called with the reply; None: flushed, or the connection is lost
 
 
 class Link:
-    """One connection. `lost` says why it is of no use any more; then every request was answered with None."""
+    """One connection. `lost` is the reason of its end, else "". At the end every request is answered with None."""
 
     def __init__(self, client: Client) -> None:
         self.machine = client.caller
@@ -37,19 +37,19 @@ class Link:
         self._receive = client.socket.recv
         self._socket.setblocking(False)
         self._answers: dict[int, Answer] = {}
-        self._flushes: dict[int, int] = {}  # the tag of each unanswered Tflush: the one it flushes
+        self._flushes: dict[int, int] = {}  # the tag of each unanswered Tflush: the tag that it flushes
         self._outgoing: deque[memoryview] = deque()
         self._writing = trio.Event()
         self.roots: dict[int, int] = {}  # the fid of each attached user
-        self.clunking: set[int] = set()  # fids of which the Tclunk is not answered
+        self.clunking: set[int] = set()  # fids whose Tclunk is unanswered
         self.heard_s = time.monotonic()
         self.lost = ""
 
     # ------------------------------------------------------------ requests
 
     def send(self, requests: Sequence[tuple[Fcall, Answer]]) -> list[int]:
-        """Send requests, in one piece; their tags. On a lost connection they are answered with None. Raises OverLimit:
-        then none was sent."""
+        """Send requests in one piece and return their tags. On a lost connection answer them with None and return no
+        tags. Raises OverLimit: then none was sent."""
         if self.lost:
             _answer_all([(answer, None) for _, answer in requests])
             return []
@@ -59,13 +59,13 @@ class Link:
         return tags
 
     def send_one(self, request: Fcall, answer: Answer) -> int:
-        """Send one request; its tag, for `flush`."""
+        """Send one request and return its tag, for `flush`; -1: it was answered with None at once."""
         if self.lost:
             answer(None)
             return -1
         try:
             tag = self.machine.call(request)
-        except OverLimit:  # as if it was cancelled
+        except OverLimit:  # answered like a cancelled request
             answer(None)
             return -1
         self._answers[tag] = answer
@@ -73,7 +73,7 @@ class Link:
         return tag
 
     def flush(self, tag: int) -> None:
-        """Cancel a request: it is answered with its reply all the same, or with None."""
+        """Cancel a request. It is answered with its reply if that comes all the same, else with None."""
         if tag in self._answers and tag not in self._flushes.values():
             self._flushes[self.machine.flush(tag)] = tag
             self._push()
@@ -86,7 +86,7 @@ class Link:
         return len(self._answers)
 
     def _push(self) -> None:
-        """Send now what the socket takes; `run` sends the rest."""
+        """Send the queued bytes that the socket accepts now; `run` sends the rest."""
         data = self.machine.take()
         if self._tls is not None:
             data = self._tls.encrypt(data)
@@ -109,7 +109,7 @@ class Link:
     # ------------------------------------------------------------ replies
 
     def receive(self) -> bool:
-        """Take what has arrived and answer it. False: nothing was there."""
+        """Receive bytes and answer the requests that they reply to. Return False if there were none."""
         try:
             data = self._receive(max(RECEIVE_BYTES, self.machine.missing))
         except BlockingIOError:
@@ -135,7 +135,7 @@ class Link:
             answer = self._answers.pop(tag if about is None else about, None)
             if answer is not None:
                 answered.append((answer, reply if about is None else None))
-        _answer_all(answered)  # after that: an answer may ask again, under a tag that is free by now
+        _answer_all(answered)  # last: an answer may send a request under a tag just freed
         return True
 
     async def run(self) -> None:
@@ -174,7 +174,7 @@ class Link:
             self.lose(error.strerror or str(error))
 
     def lose(self, why: str) -> None:
-        """End the connection: every request is answered with None."""
+        """End the connection, and answer every request with None."""
         if self.lost:
             return
         self.lost = why
@@ -185,7 +185,7 @@ class Link:
         _answer_all([(answer, None) for answer in answers.values()])
 
     def new_fid(self) -> int:
-        """Raises OverLimit."""
+        """Allocate a fid. Raises OverLimit."""
         fid = self.machine.fid()
         if fid >= 60_000:
             self.machine.free_fid(fid)
@@ -194,7 +194,7 @@ class Link:
 
 
 def _answer_all(answered: Iterable[tuple[Answer, Fcall | None]]) -> None:
-    """One that fails does not keep the others from their answers."""
+    """Call all answers. One that fails does not keep the others from their replies."""
     for answer, reply in answered:
         try:
             answer(reply)

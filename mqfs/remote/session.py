@@ -1,14 +1,14 @@
-"""The connection to a server that may end: it is replaced, and what was not answered is asked again.
+"""The connection to a server that may end: the connection is replaced, and unanswered calls are repeated.
 
-Every call is a `Wait`. One that a lost connection left without an answer waits here, in the order of asking. After the
+Every call is a `Wait`. A call that a lost connection left unanswered waits here, in the order of the calls. After the
 next attach the open files are opened again first, then the calls are repeated. A call is made so that this is harmless:
 
     call -- request --> server
               |  connection lost: the call waits here for `patience`, then it fails with EIO
               +-- attach, open files again -- request, `repeated` --> server
 
-Nothing here knows a file or a name: that is tree.py's and files.py's. An open file has `reopen`, a procedure that keeps
-why it could not be opened, `on_ready`, called once all files are open again, and `on_closed`, when the mount ends.
+Files and names are known to tree.py and files.py only. An open file has `reopen`, a procedure that records why it could
+not be opened, `on_ready`, called once all files are open again, and `on_closed`, called when the mount ends.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ CONNECT_S = 5.0
 RETRY_S, RETRY_MOST_S = 0.02, 1.0  # between two attempts, doubling
 TICK_S = 0.5
 INTERRUPT_S = 2.0  # without a connection, before a signal ends a call on names
-ASK_S, SILENT_S = 5.0, 15.0  # of a server that owes answers: it is asked for one, then it counts as lost
+ASK_S, SILENT_S = 5.0, 15.0  # without bytes from a server that owes answers: it is asked, then counts as lost
 WRITTEN_BYTES = 256 << 20  # of unanswered writes
 USERS = 1_024  # attached at once on a connection
-REST_MS = 1  # that tasks of the mount may wait for
+REST_MS = 1  # for which tasks of the mount may have to wait
 
 
 class Closed(MqfsError):
-    """The mount ends."""
+    """Raised for calls when the mount ends."""
 
 
 class ServerStopsError(Exception):
-    """An answer that only says that its server stops: the request is for the next connection."""
+    """Raised for an answer that only says that its server stops: the request is repeated on the next connection."""
 
 
 class Call(Wait[T]):
-    """A call that is repeated on the next connection where one was lost before its answer."""
+    """A call that is repeated on the next connection if its connection is lost before the answer."""
 
     __slots__ = (
         "_attempt",
@@ -77,7 +77,7 @@ class Call(Wait[T]):
     )
 
     def __init__(self, session: Session, make: Callable[[Link, bool], Procedure[T]]) -> None:
-        """`make`: the procedure on a connection; with True it was tried before, with an unknown outcome."""
+        """`make`: returns the procedure on a connection. Its second argument: an earlier outcome is unknown."""
         super().__init__(Call._cancel_call)  # type: ignore[arg-type]
         self._session, self._make = session, make
         self._attempt, self.repeated, self.cancelled = 0, False, False
@@ -85,7 +85,7 @@ class Call(Wait[T]):
         self.link: Link | None = None
 
     def start(self, link: Link) -> None:
-        """Begin, or begin again, on a connection."""
+        """Begin, or repeat, the call on a connection."""
         self.link = link
         self._attempt += 1
         self._procedure = self._make(link, self.repeated)
@@ -131,7 +131,7 @@ class Call(Wait[T]):
             self._step(partial(self._procedure.send, self._replies))
 
     def _continue(self, attempt: int) -> None:
-        """After a pause."""
+        """Continue after a pause, unless the call was cancelled or the connection lost."""
         assert self.link is not None
         if attempt != self._attempt or self.settled:
             return
@@ -150,9 +150,11 @@ class Call(Wait[T]):
 
     @staticmethod
     def _cancel_call(call: Call[Any]) -> bool:
-        """A call on names is short, and programs do not expect that a signal ends it: it is cancelled only in a pause,
-        or where there is no connection for INTERRUPT_S. One that was not begun is cancelled at once where it is not by
-        a signal: its user has too many that wait."""
+        """Cancel a call on names. It is short, and programs do not expect a signal to end it.
+
+        So a signal ends it only in a pause, or without a connection for INTERRUPT_S. A call that was not started is
+        cancelled at once where its user has too many waiting calls (`otherwise`).
+        """
         call.cancelled = True
         if call.otherwise is None or call.repeated or call not in call._session.pending:
             return False
@@ -162,7 +164,7 @@ class Call(Wait[T]):
 
 
 class OneRequest(Wait[T]):
-    """As `Call`, of one request: reads and writes."""
+    """A call of one request, such as a read or a write, repeated as a `Call` is."""
 
     __slots__ = (
         "_fid", "_finish", "_held", "_is_once", "_is_short", "_make", "_recover", "_session", "_tag",
@@ -180,14 +182,17 @@ class OneRequest(Wait[T]):
         is_short: bool = False,
         is_once: bool = False,
     ) -> None:
-        """`make`: the request, or the result without one. `finish`: the result of the reply; `recover`: that of an
-        error. `held`: the bytes that it keeps in memory. `is_short`: a signal does not end it; `is_once`: not where a
-        server may have done it, as its program would do it again. Raises OverLimit."""
+        """`make`: returns the request, or the result without one. `finish`: returns the result for the reply;
+        `recover`: that for an error. `held`: the bytes that the request keeps in memory.
+
+        `is_short`: a signal does not end it. `is_once`: a signal does not end it while a lost server may have done it,
+        as its program would do it again. Raises OverLimit.
+        """
         super().__init__(OneRequest._cancel_request)  # type: ignore[arg-type]
         self._session, self._make, self._finish, self._recover = session, make, finish, recover
         self.link: Link | None = None
         self.repeated = self.cancelled = False
-        self.is_unknown = False  # whether a server that is gone may have done what is to be done once
+        self.is_unknown = False  # a lost server may have done what must be done once
         self._tag, self._held, self._is_short, self._is_once = -1, held, is_short, is_once
         if held:
             session.hold(held)
@@ -202,7 +207,7 @@ class OneRequest(Wait[T]):
         if isinstance(request, tuple):
             self._fid = cast(m.Tread | m.Twrite, request).fid
             self._tag = link.send_one(cast(Fcall, request), self._answered)
-            if self.cancelled and not self._is_short:  # its flush was lost with the link before
+            if self.cancelled and not self._is_short:  # its flush was lost with the previous link
                 link.flush(self._tag)
         else:
             self.resolve(cast(T, request))
@@ -230,7 +235,7 @@ class OneRequest(Wait[T]):
             self.fail(error)
         except ServerStopsError:
             assert self.link is not None
-            if self._fid in self.link.clunking:  # not the server ended this one, we did: the file has another fid
+            if self._fid in self.link.clunking:  # the mount clunked the fid, the file has another one
                 self.start(self.link)
             else:
                 self.repeated = True
@@ -253,8 +258,10 @@ class OneRequest(Wait[T]):
 
     @staticmethod
     def _cancel_request(call: OneRequest[Any]) -> bool:
-        """What a server that is gone may have done is not ended as if it was not: the next server says, or
-        `_end_cancelled`."""
+        """Cancel a request that waits for a connection at once, unless a lost server may have done it.
+
+        Else its answer decides: that of a flushed request, of the next server, or of `_end_cancelled`.
+        """
         if not (call._is_short or call.is_unknown) and call._session.pending.pop(call, False) is None:
             call._let_go()
             return True
@@ -265,11 +272,11 @@ class OneRequest(Wait[T]):
 
 
 class CommandRequest(OneRequest[T]):
-    """One of commands: a server that was left without an answer is waited for as a disk is."""
+    """A request with commands. O_NONBLOCK does not refuse it: waiting for a server counts as waiting for a disk."""
 
     __slots__ = ("undo",)
     is_prompt = True
-    undo: Callable[[BaseException], None]  # called with the error where it fails, with Interrupted if it is cancelled
+    undo: Callable[[BaseException], None]  # called with the error if it fails, or Interrupted if it is cancelled
 
     def fail(self, error: BaseException) -> None:
         self.undo(error)
@@ -283,44 +290,44 @@ class CommandRequest(OneRequest[T]):
 
 
 class Session:
-    """The present connection to the first address that serves, and what waits for the next one."""
+    """The present connection, to the first address that serves, and the calls that wait for the next one."""
 
     def __init__(self, address: str, *, patience_s: float, user: str = "", token: str = "") -> None:
         self.address, self.patience_s = address, patience_s
         self._user, self._token = user, token
         self.link: Link | None = None
-        self._attached: Link | None = None  # the same, and before it: while the files are opened again
-        self.pending: dict[Any, None] = {}  # calls that wait for a connection, in the order of asking
+        self._attached: Link | None = None  # also set while the files are opened again, before `link`
+        self.pending: dict[Any, None] = {}  # calls that wait for a connection, in order
         self.files: dict[Any, None] = {}
         self.down_since_s = time.monotonic()
         self.is_per_user = False  # every user attaches as itself
         self.closing = self._impatient = False
         self._held = 0  # bytes of unanswered writes
-        self.working = 0  # calls that are not answered: tasks wait for them
+        self.working = 0  # unanswered calls: tasks wait for them
         self._poll, self._poll_of = select.poll(), None  # type: select.poll, Link | None
         self._nursery: trio.Nursery | None = None
 
     # ------------------------------------------------------------ calls
 
     def hold(self, size: int) -> None:
-        """So many more bytes are kept for unanswered writes. Raises OverLimit."""
+        """Charge bytes of unanswered writes, or release them if negative. Raises OverLimit."""
         if size > 0 and self._held + size > WRITTEN_BYTES:
             raise OverLimit(f"unanswered writes of {self._held} bytes (expected at most {WRITTEN_BYTES} of a mount)")
         self._held += size
 
     def call(self, make: Callable[[Link, bool], Procedure[T]]) -> Call[T]:
-        """Perform a procedure, and again where its connection is lost."""
+        """Perform a procedure, and repeat it if its connection is lost."""
         return self.begin(Call(self, make))
 
     def later(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call after a pause."""
+        """Call a function after a pause."""
         if self._nursery is None:
             then()
         else:
             self._nursery.start_soon(_after, seconds, then)
 
     def begin(self, call: C) -> C:
-        """Start a call now, or with the next connection: it fails where there is none for too long."""
+        """Start a call now, or on the next connection. It fails if there was no connection for too long."""
         if self.link is not None and not self.link.lost:
             call.start(self.link)
         elif self._impatient and not self.closing:
@@ -342,13 +349,15 @@ class Session:
     # ------------------------------------------------------------ the loop of the device
 
     def receive(self) -> bool:
-        """Take what the server has answered by now; False: nothing."""
+        """Process the answers that have arrived. Return False if there were none."""
         link = self.link
         return link is not None and not link.lost and link.receive()
 
     def rest(self, device: int) -> bool:
-        """Sleep until a request or an answer comes, for a moment at most: on a busy machine a process that yields is
-        the last to run again, and one that is woken the next. False: a task may wait for its turn."""
+        """Sleep until a request or an answer arrives, at most REST_MS. Return False if a task may wait for its turn.
+
+        On a busy machine a process that yields runs last, and a process that is woken runs next.
+        """
         link = self.link
         if link is None or link.lost or self.working:
             return False
@@ -362,7 +371,7 @@ class Session:
     # ------------------------------------------------------------ users
 
     def root(self, link: Link, user: User | None) -> Procedure[int]:
-        """The fid of the root as a user; None: as the mount itself. Raises Denied."""
+        """Return the fid of the root as a user; `user` None: as the mount itself. Raises Denied."""
         if user is None or not self.is_per_user:
             return link.machine.root
         if (fid := link.roots.get(user.uid)) is None:
@@ -386,7 +395,7 @@ class Session:
     # ------------------------------------------------------------ connecting
 
     async def connect(self) -> Link:
-        """A connection to the first address that serves. Raises Disconnected, or what the mount was refused with."""
+        """Connect to the first address that serves. Raises Disconnected, or the refusal of the mount."""
         return await trio.to_thread.run_sync(self._connect, abandon_on_cancel=True)
 
     def _connect(self) -> Link:
@@ -395,7 +404,7 @@ class Session:
             try:
                 client = dial(aname=MARK, dialect=Dialect.LINUX, msize=limits.MSIZE_MOST)
             except MqfsError as error:
-                if type(error) is not Disconnected:  # 9P2000.L has numbers only: plain 9P says why
+                if type(error) is not Disconnected:  # 9P2000.L has only numbers: plain 9P has the reason
                     dial().close()
                 raise
         except TimeoutError as error:
@@ -405,7 +414,7 @@ class Session:
         return Link(client)
 
     async def run(self, first: Link) -> None:
-        """Serve with that connection and those that replace it, for ever."""
+        """Serve on that connection and its replacements, until `close`."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._tick)
@@ -428,7 +437,7 @@ class Session:
             log.warning("%s: connection lost: %s", link.where, link.lost)
 
     async def _resume(self, link: Link) -> None:
-        """Open the files again, then repeat what was not answered."""
+        """Open the files again, then repeat the unanswered calls."""
         left = len(self.files)
         done = trio.Event()
 
@@ -498,7 +507,7 @@ class Session:
             call.fail(why())
 
     def close(self) -> None:
-        """Answer all that waits; the connection ends."""
+        """Answer all waiting calls and end the connection."""
         self.closing = True
         for file in list(self.files):
             file.on_closed()
@@ -513,7 +522,7 @@ async def _after(seconds: float, then: Callable[[], None]) -> None:
 
 
 class _NoRepeat:
-    """In place of a session, for opening again: the next connection does it again."""
+    """A stand-in for the session of a call that reopens a file. It repeats nothing: the next connection reopens all."""
 
     def __init__(self, session: Session) -> None:
         self.pending: dict[Any, None] = {}
@@ -530,12 +539,12 @@ def _reopen(file: Any, link: Link, repeated: bool) -> Procedure[None]:
 
 # ---------------------------------------------------------------- walks
 
-# A walk and what is asked of its end leave together: where it does not arrive, its fid is none, and the server refuses
-# the rest. A walk of more names than one request has begins from a fid of its own, which was reached before.
+# A walk and the requests about its target are sent together: if the walk fails, its fid does not exist, and the server
+# refuses the other requests. A walk of more names than fit in a request starts from a fid that was reached before.
 
 
 def near(link: Link, root: int, names: list[str]) -> Procedure[tuple[int, list[str]]]:
-    """The fid from which the last request of a walk begins, and its names. Another than the root is to be dropped."""
+    """Return the fid at which the last request of a walk starts, and its names. Drop the fid if it is not the root."""
     if len(names) <= limits.WALK_NAMES:
         return root, names
     fid, at = link.new_fid(), root
@@ -555,7 +564,7 @@ def walk(start: int, fid: int, names: list[str]) -> Fcall:
 
 
 def arrive(link: Link, start: int, names: list[str], reply: Fcall) -> Procedure[Qid | None]:
-    """The number of the file that a walk came to; None: of its beginning. Raises why it did not arrive."""
+    """Return the qid of the file that a walk reached; None: its start. Raises why the walk failed."""
     qids: Any = check(reply).qids  # type: ignore[attr-defined]
     if len(qids) < len(names):
         fid, arrived = link.new_fid(), len(qids)
@@ -568,7 +577,7 @@ def arrive(link: Link, start: int, names: list[str], reply: Fcall) -> Procedure[
 
 
 def drop(link: Link, fid: int) -> None:
-    """Clunk a fid, which may be none, without waiting. The server answers its parked requests before that."""
+    """Clunk a fid, which may not exist, without waiting. The server first answers its parked requests."""
 
     def clunked(reply: Fcall | None) -> None:
         link.clunking.discard(fid)

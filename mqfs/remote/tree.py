@@ -1,12 +1,12 @@
 """The calls on names of a server's tree: looking up, making, removing, listing, opening, locking.
 
-A file is known by its path, and checked by its number: one that was removed, and another made of its name, is Stale.
-So nothing is kept at the server for a name, and nothing need be found again after a restart. The server decides what
-each user may do: its files are walked from the fid that attached as that user.
+A file is identified by its path, and checked by its number: where another file has its name now, it is Stale. So the
+server keeps nothing for a name, and no name has to be found again after a restart. The server decides what each user
+may do: a user's files are walked from the fid that attached as that user.
 
-A file is locked first among the processes of this mount, then at the server, where others see it. Over 9P there is one
-kind of lock, and no wait for one. So flock(2) is a lock of one byte that no file reaches, and a lock that is waited for
-is asked for again and again. After a restart the locks that are held are taken again.
+A lock is first taken among the processes of this mount, then at the server, where others see it. 9P has one kind of
+lock, and no wait for one. So flock(2) is a lock of one byte that no file reaches, and a request that waits for a lock
+is repeated again and again. After a restart the held locks are taken again.
 
     process -- take --> MountLocks -- granted there --> Tlock, again while BLOCKED --> granted
                             ^                             |  refused, interrupted
@@ -57,15 +57,15 @@ from mqfs.serving.await_step import await_step
 from mqfs.state.file_locks import END, Held, Key, Locks
 
 log = logging.getLogger("mqfs.mount")
-FLOCK_BYTE = 1 << 62  # of a file: POSIX locks end below it
-ASK_S, ASK_MOST_S = 0.01, 0.2  # between two requests for a lock that another client holds, doubling
+FLOCK_BYTE = 1 << 62  # beyond any file: POSIX locks end below it
+ASK_S, ASK_MOST_S = 0.01, 0.2  # between two requests for a lock held by another client, doubling
 
 
 class MountLocks(Locks):
     """The locks of this mount's processes, each with the open file through which it was taken."""
 
     def owned(self, key: Key, owner: Any) -> list[Held]:
-        """What an owner holds of a file."""
+        """Return the locks that an owner holds on a file."""
         ranges = self._held.get(key)
         return [] if ranges is None else list(ranges._owned.get(owner, ()))
 
@@ -76,7 +76,7 @@ class MountLocks(Locks):
                     yield key, lock
 
     def restore(self, key: Key, taken: Held, before: list[Held]) -> None:
-        """Undo a take: the owner has of that range what it had before."""
+        """Undo a take: give the owner the locks that it had in that range before."""
         self._cut(key, taken.owner, taken.start, taken.end)
         for lock in before:
             self._put(key, lock)
@@ -84,14 +84,14 @@ class MountLocks(Locks):
 
 
 class LockRequest(Wait[bool]):
-    """A lock that is taken: here, then at the server. Its result: whether it was granted."""
+    """A lock that is being taken: here, then at the server. Its result is whether it was granted."""
 
     __slots__ = ("_before", "_file", "_key", "_locks", "_step", "_wait", "_wanted")
 
     def __init__(
         self, locks: RemoteLocks, file: OpenFile, key: Key, wanted: Held, before: list[Held], wait: bool
     ) -> None:
-        """`before`: what its owner holds of that range. Raises OverLimit."""
+        """`before`: the locks that its owner holds in that range. Raises OverLimit."""
         super().__init__(lambda _: self._step.cancel())
         self._locks, self._file, self._key, self._wanted, self._wait = locks, file, key, wanted, wait
         self._before = before
@@ -135,16 +135,16 @@ class RemoteLocks:
         return len(self.local)
 
     def conflict(self, file: OpenFile, key: Key, wanted: Held) -> Step[Held | None]:
-        """A lock of another that stands in the way."""
+        """Return a conflicting lock, or None."""
         mine = self.local.conflict(key, wanted)
         if mine is not None:
             return mine
         return self.session.call(partial(_conflict, file, key, wanted))
 
     def take(self, file: OpenFile, key: Key, wanted: Held, *, wait: bool) -> Step[bool]:
-        """Take a lock; False: another has one in its way, and it is not to be waited for. Raises OverLimit."""
+        """Take a lock. The result is False if another lock conflicts and `wait` is not set. Raises OverLimit."""
         own = self.local.owned(key, wanted.owner)
-        if key.flock and own and own[0].exclusive != wanted.exclusive:  # released first, as flock(2) says
+        if key.flock and own and own[0].exclusive != wanted.exclusive:  # released first, as by flock(2)
             self.release(file, key, wanted.owner)
             own = []
         before = [
@@ -152,11 +152,11 @@ class RemoteLocks:
             for lock in own
             if lock.start < wanted.end and wanted.start < lock.end
         ]
-        wanted = wanted._replace(through=file, pid=own[0].pid if own else wanted.pid)  # the server knows owners by both
+        wanted = wanted._replace(through=file, pid=own[0].pid if own else wanted.pid)  # the server's owner is both
         return LockRequest(self, file, key, wanted, before, wait)
 
     def release(self, file: OpenFile, key: Key, owner: Any, start: int = 0, end: int = END) -> Step[None]:
-        """Release what an owner holds of a range. Raises OverLimit."""
+        """Release an owner's locks in a range. Raises OverLimit."""
         own = self.local.owned(key, owner)
         self.local.release(key, owner, start, end)
         if not any(lock.start < end and start < lock.end for lock in own):
@@ -164,7 +164,7 @@ class RemoteLocks:
         return self.session.call(partial(_release, file, key, Held(owner, False, start, end, own[0].pid)))
 
     def retake(self, file: OpenFile, fid: int) -> Procedure[None]:
-        """Take the locks of an open file again, at a server that started again."""
+        """Take the locks of an open file again, at a server that has restarted."""
         locks = list(self.local.taken_through(file))
         if not locks:
             return
@@ -174,7 +174,7 @@ class RemoteLocks:
                 log.warning("%s: lock lost: another took it while the server was gone", file.node.name)
 
     def forget(self, file: OpenFile) -> None:
-        """An open file was closed: its locks went with it."""
+        """Remove the locks of a closed file: the server released them with its fid."""
         for key in keys_of(file):
             self.local.release_through(key, file)
 
@@ -217,7 +217,7 @@ def _client(lock: Held) -> str:
 
 
 def _range(key: Key, lock: Held) -> tuple[int, int]:
-    """Start and length, as 9P has them."""
+    """Return start and length as 9P encodes them."""
     if key.flock:
         return FLOCK_BYTE, 1
     return lock.start, min(lock.end, FLOCK_BYTE) - lock.start
@@ -242,11 +242,11 @@ class RemoteNode:
         self.parent, self.name, self.qid = parent, name, qid
         self.directory = bool(qid.type & QTDIR)
         self.removed = False
-        self.found: Stat | None = None  # its attributes, when they were asked for last
+        self.found: Stat | None = None  # the attributes last read
 
     @property
     def path(self) -> list[str]:
-        """The names from the root."""
+        """The names on the path from the root."""
         names: list[str] = []
         node = self
         while node.parent is not None:
@@ -256,13 +256,13 @@ class RemoteNode:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is, open for reading, of one moment."""
+        """Whether the file, open for reading, is a snapshot of one moment."""
         parent = self.parent
         return parent is not None and (parent.name == ".kept" or (self.name in TEXTS and not self.directory))
 
     @property
     def is_stream(self) -> bool:
-        """Whether what is written to it is a message of a group, not of a part of a transaction."""
+        """Whether a write to it is a message of a group, not of a part of a transaction."""
         parent = self.parent
         if parent is None or self.directory or self.name.startswith(".") or self.name in ("ctl", "order"):
             return False
@@ -270,7 +270,7 @@ class RemoteNode:
 
     @property
     def is_in_part(self) -> bool:
-        """Whether it is a file of a part of a transaction."""
+        """Whether it is a file in a part of a transaction."""
         return self.parent is not None and self.parent.parent is not None and self.parent.parent.name == ".txn"
 
 
@@ -288,7 +288,7 @@ class Entry:
 
 
 class RemoteListing:
-    """One open directory: what it held when it was read from its beginning."""
+    """One open directory: its entries when it was read from the beginning."""
 
     def __init__(self, tree: RemoteTree, user: User, node: RemoteNode, account: Hashable) -> None:
         self._tree, self._account, self.user, self.node = tree, account, user, node
@@ -301,7 +301,7 @@ class RemoteListing:
         return self.node.parent or self.node
 
     def begin(self) -> Step[None]:
-        """Read what it holds now. Raises Denied, OverLimit."""
+        """Read the current entries. Raises Denied, OverLimit."""
         return self._tree.session.call(self._read)
 
     def _read(self, link: Link, repeated: bool) -> Procedure[None]:
@@ -348,7 +348,7 @@ class RemoteTree:
 
     @classmethod
     async def of(cls, session: Session) -> RemoteTree:
-        """The tree of a session that runs."""
+        """Return the tree of a running session."""
 
         def ask(link: Link, repeated: bool) -> Procedure[Stat]:
             (reply,) = yield [m.Tgetattr(0, link.machine.root, GETATTR_BASIC)]
@@ -357,7 +357,7 @@ class RemoteTree:
         return cls(session, await await_step(session.call(ask)))
 
     def node(self, parent: RemoteNode, name: str, qid: Qid) -> RemoteNode:
-        """The one object of a file, under its present name."""
+        """Return the one object of a file, with its present name."""
         node = self.nodes.get(qid.path)
         if node is None:
             node = self.nodes[qid.path] = RemoteNode(parent, name, qid)
@@ -370,7 +370,7 @@ class RemoteTree:
     def _at(
         self, link: Link, user: User | None, node: RemoteNode, requests: Callable[[int], list[Fcall]], *more: str
     ) -> Procedure[list[Any]]:
-        """The replies to requests about the fid of a node, or of a path below it. Raises NotFound, Denied, Stale."""
+        """Return the replies to requests about a fid of a node, or a path below it. Raises NotFound, Denied, Stale."""
         root = yield from self.session.root(link, user)
         start, names = yield from near(link, root, [*node.path, *more])
         fid = link.new_fid()
@@ -388,13 +388,13 @@ class RemoteTree:
     def opened_with(
         self, link: Link, user: User | None, node: RemoteNode, flags: int, requests: Callable[[int], list[Fcall]]
     ) -> Procedure[tuple[int, list[Fcall]]]:
-        """A fid of a node, open, and the replies to requests about it, which may be errors."""
+        """Open a node. Return its fid and the replies to further requests about it, which may be errors."""
         return self._new_fid(link, user, node, lambda fid: [m.Tlopen(0, fid, flags), *requests(fid)])
 
     def _new_fid(
         self, link: Link, user: User | None, node: RemoteNode, requests: Callable[[int], list[Fcall]]
     ) -> Procedure[tuple[int, list[Fcall]]]:
-        """A fid of a node, of which the first request succeeded, and the replies to the others, which may be errors."""
+        """Return a fid of a node after the first request succeeded, and the other replies, which may be errors."""
         root = yield from self.session.root(link, user)
         start, names = yield from near(link, root, node.path)
         fid = link.new_fid()
@@ -413,13 +413,13 @@ class RemoteTree:
     # ------------------------------------------------------------ looking
 
     def lookup(self, user: User, directory: RemoteNode, name: str) -> Step[tuple[RemoteNode, Stat]]:
-        """A file of a directory, and its attributes. Raises NotFound, NotDirectory, Denied."""
+        """Return a file of a directory, and its attributes. Raises NotFound, NotDirectory, Denied."""
         return self.session.call(partial(self.lookup_as, user, directory, name))
 
     def lookup_as(
         self, user: User | None, directory: RemoteNode, name: str, link: Link, repeated: bool = False
     ) -> Procedure[tuple[RemoteNode, Stat]]:
-        """As `lookup`, in a procedure; None: as the mount itself."""
+        """Look up in a procedure, as `lookup` does. `user` None: as the mount itself."""
         if not directory.directory:
             raise NotDirectory(f"{directory.name!r}: a file, not a group")
         (found,) = yield from self._at(link, user, directory, lambda fid: [m.Tgetattr(0, fid, GETATTR_BASIC)], name)
@@ -428,7 +428,7 @@ class RemoteTree:
         return node, node.found
 
     def stat(self, node: RemoteNode, file: OpenFile | None = None) -> Step[Stat]:
-        """The attributes of a file, or of one that is open, which may be removed."""
+        """Return the attributes of a file, or of an open file, which may be removed."""
         return self.session.call(partial(self._stat, node, file))
 
     def _stat(self, node: RemoteNode, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[Stat]:
@@ -442,26 +442,26 @@ class RemoteTree:
                 return (yield from self._stat(node, other, link, repeated))
             if not node.directory or node.found is None:
                 raise
-            return node.found._replace(nlink=0)  # a process is in it, or has it open
+            return node.found._replace(nlink=0)  # a process has it open, or is in it
         node.found = stat_of_attributes(found, node.name)
         return node.found
 
     def _open_file(self, node: RemoteNode, link: Link) -> OpenFile | None:
-        """One that is open of a file which was removed."""
+        """Return an open file of a removed node, or None."""
         files = self.session.files
         return next((f for f in files if isinstance(f, OpenFile) and f.node is node and f.link is link), None)
 
     def access(self, user: User, node: RemoteNode, mask: int) -> Step[None]:
-        """Raises Denied where the mode does not let the user do all of `mask`."""
+        """Raise Denied if the mode does not permit the user all of `mask`."""
         return self.session.call(partial(self._access, user, node, mask))
 
     def _access(self, user: User, node: RemoteNode, mask: int, link: Link, repeated: bool) -> Procedure[None]:
         found: Any = yield from self._stat(node, None, link, repeated)
-        if self.session.is_per_user:  # else all act as one user, whom the server knows and we do not
+        if self.session.is_per_user:  # else all act as one user, known to the server only
             require(user, found, mask, node.name)
 
     def statfs(self) -> Step[os.statvfs_result]:
-        """The figures of the disk of the server's store."""
+        """Return the figures of the disk of the server's store."""
         return self.session.call(self._statfs)
 
     def _statfs(self, link: Link, repeated: bool) -> Procedure[os.statvfs_result]:
@@ -472,7 +472,7 @@ class RemoteTree:
         )
 
     def listing(self, user: User, node: RemoteNode, account: Hashable) -> Step[RemoteListing]:
-        """An open directory. Raises Denied."""
+        """Open a directory and return its listing. Raises Denied."""
         return self.session.call(partial(self._listing, user, node, account))
 
     def _listing(
@@ -484,7 +484,7 @@ class RemoteTree:
     # ------------------------------------------------------------ opening
 
     def open(self, user: User, node: RemoteNode, flags: int) -> Step[OpenFile]:
-        """A handle. Raises Denied, NotFound, Stale, OverLimit."""
+        """Open a file and return its handle. Raises Denied, NotFound, Stale, OverLimit."""
         file = OpenFile(self, node, user, flags & os.O_ACCMODE)
         return self.session.call(file.open)
 
@@ -500,7 +500,7 @@ class RemoteTree:
         flags: int,
         wait: Callable[[Step[Any]], Awaitable[Any]],
     ) -> tuple[RemoteNode, OpenFile]:
-        """Make a stream and open it; one that is there is opened, unless `flags` has O_EXCL."""
+        """Make a stream and open it. An existing one is opened, unless `flags` has O_EXCL."""
         made: tuple[RemoteNode, OpenFile] = await wait(
             self.session.call(partial(self._create_open, user, group, name, mode, flags))
         )
@@ -510,7 +510,7 @@ class RemoteTree:
         self, user: User, group: RemoteNode, name: str, mode: int, flags: int, link: Link, repeated: bool
     ) -> Procedure[tuple[RemoteNode, OpenFile]]:
         access = flags & os.O_ACCMODE
-        exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
+        exclusive = flags & os.O_EXCL if not repeated else 0  # the first attempt may have made it
         how = access | os.O_CREAT | exclusive
         fid, _ = yield from self._new_fid(
             link, user, group, lambda fid: [m.Tlcreate(0, fid, name, how, mode, user.gid)]
@@ -559,8 +559,10 @@ class RemoteTree:
         return self.session.call(partial(self._remove, user, group, name, 0))
 
     def _require_once(self, pid: int, group: RemoteNode, name: str) -> None:
-        """As the engine: a group's own file is removed in vain, and GNU tar would remove it for ever. Raises
-        NotPermitted."""
+        """Refuse to remove a group's own file twice in a short time, as the engine does.
+
+        Its removal has no effect, and GNU tar would remove it for ever. Raises NotPermitted.
+        """
         last, self._unlinked = self._unlinked, (pid, group.qid.path, name, time.monotonic())
         if last[:3] == self._unlinked[:3] and self._unlinked[3] - last[3] < limits.UNLINK_AGAIN_S:
             raise NotPermitted(f"cannot remove {name}: every group has it")
@@ -578,7 +580,7 @@ class RemoteTree:
                 raise
 
     def rename(self, user: User, group: RemoteNode, name: str, to: RemoteNode, new: str) -> Step[None]:
-        """A new name inside the same group."""
+        """Rename a file within its group."""
         return self.session.call(partial(self._rename, user, group, name, to, new))
 
     def _rename(
@@ -611,7 +613,7 @@ class RemoteTree:
         yield from self._at(link, user, node, lambda fid: [m.Tsetattr(0, fid, *fields)])
 
     def sync(self, node: RemoteNode, user: User, file: OpenFile | None = None) -> Step[None]:
-        """Everything written to the node's group so far is on disk. Needs write permission."""
+        """Sync everything written to the node's group so far. Needs write permission."""
         return self.session.call(partial(self._sync, node, user, file))
 
     def _sync(self, node: RemoteNode, user: User, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[None]:
@@ -623,7 +625,7 @@ class RemoteTree:
 
 
 def check_number(node: RemoteNode, qid: Qid | None) -> None:
-    """Raises Stale where a walk came to another file than the node."""
+    """Raise Stale if a walk reached another file than the node."""
     if qid is not None and qid.path != node.qid.path:
         node.removed = True
         raise Stale(f"{node.name!r}: another file has its name now")
