@@ -1,4 +1,4 @@
-"""What the lines of a write to `ctl` do to consumers, checked and planned before any of it is in force.
+"""Lines of a write to `ctl` that concern consumers, checked and planned before any is in force.
 
 check      whether a line can be carried out, as the lines before it leave things
 add        its change for the log; a new consumer is made, and is not shown yet
@@ -34,14 +34,14 @@ CONSUMER_ACTIONS = frozenset({"consumer", "remove", *RULES})
 
 
 class Changes:
-    """What the lines of a write change so far: as the log will have it, and as later lines find it. `rehearsed`: they
-    are only checked."""
+    """The changes of a write's lines so far, as the log will have them and later lines find them. `rehearsed`: the
+    lines are only checked."""
 
     def __init__(self, group: Group, user: User, rehearsed: bool) -> None:
         self.group, self.user, self.rehearsed = group, user, rehearsed
         self.settings = group.settings
         self.rows: list[Change] = []
-        self.drafts: list[Draft] = []  # of these, for the log
+        self.drafts: list[Draft] = []  # the same, encoded for the log
         self.next = group.state.next_stream  # the number of the next file
         self.bound: dict[str, list[str]] = {}  # patterns that lines add to views
 
@@ -52,7 +52,7 @@ class Changes:
         return change
 
     def require_unprotected(self, settings: Settings, action: Action) -> None:
-        """Raises NotPermitted."""
+        """Check that the group is not protected. Raises NotPermitted."""
         if settings.protect:
             raise errors.NotPermitted(
                 f"{action.verb}: group {self.group.name!r} is protected (write 'protect off' first)"
@@ -64,19 +64,19 @@ class ConsumerLines:
 
     def __init__(self, changes: Changes) -> None:
         self._changes, self._group = changes, changes.group
-        self._found: dict[str, Consumer | None] = {}  # as lines found those that they name
-        self._named: dict[str, tuple[int, str] | None] = {}  # number, and what each is over; None: removed
+        self._found: dict[str, Consumer | None] = {}  # named consumers, as lines found them
+        self._named: dict[str, tuple[int, str] | None] = {}  # (number, `over`); None: removed
         self._made = 0  # consumers added
-        self._states: dict[str, tuple[Rules, Change]] = {}  # rules and options, as lines leave them
-        self._found_rules: dict[str, Rules] = {}  # as they found them
-        self._ruled: set[str] = set()  # of which a line has changed the rules
-        self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
-        self.refreshed: list[Consumer] = []  # that are made, or have other options
+        self._states: dict[str, tuple[Rules, Change]] = {}  # rules and options after these lines
+        self._found_rules: dict[str, Rules] = {}  # rules, as lines found them
+        self._ruled: set[str] = set()  # consumers whose rules a line has changed
+        self._low: dict[tuple[str, str, int], Change] = {}  # changes that make consumers over the same streams
+        self.refreshed: list[Consumer] = []  # new consumers, and those with other options
         self.removed: list[Consumer] = []
-        self.recorded: dict[Consumer, None] = {}  # whose acks are in the log from now on
+        self.recorded: dict[Consumer, None] = {}  # consumers whose acks are in the log from now on
 
     def check(self, settings: Settings, action: Action) -> None:
-        """Raises what would stop the line."""
+        """Check a line. Raises its error."""
         if action.verb == "consumer":
             self._check_consumer(action)
         elif action.verb in RULES:
@@ -86,7 +86,7 @@ class ConsumerLines:
             self._check_remove(settings, action)
 
     def add(self, action: Action) -> None:
-        """A line that was checked."""
+        """Add the changes of a checked line."""
         if action.verb == "consumer":
             self._consumer(action)
         elif action.verb in RULES:
@@ -95,7 +95,7 @@ class ConsumerLines:
             self._remove(action)
 
     def holds(self) -> bool:
-        """Whether what lines name is as they found it, and what new consumers may claim."""
+        """Whether all that lines name is as they found it, and new consumers may still claim the same messages."""
         consumers = self._group.consumers
         return (
             all(name in consumers and consumers[name].state.rules == was for name, was in self._found_rules.items())
@@ -105,7 +105,7 @@ class ConsumerLines:
         )
 
     def _known(self, name: str) -> tuple[int, str] | None:
-        """The number that a consumer will have, and what it will be over; None: there will be none of that name."""
+        """Return the (number, `over`) that a consumer will have. None: there will be no consumer of that name."""
         if name in self._named:
             return self._named[name]
         consumer = self._found[name] = self._group.consumers.get(name)
@@ -134,7 +134,7 @@ class ConsumerLines:
             raise errors.Exists(f"consumer: {name!r} exists, without 'memory' (remove it first)")
 
     def _consumer(self, action: Action) -> None:
-        """Make one, or change its options."""
+        """Make a consumer, or change its options."""
         group, changes, name = self._group, self._changes, action.stream or ""
         over, ordered, options = consumer_options(action)
         rules = self._rules_of(name)
@@ -155,7 +155,7 @@ class ConsumerLines:
         self.refreshed.append(Consumer(group, change["state"]))
 
     def _change(self, name: str, number: int) -> None:
-        """Options and rules of one that exists, or that a line before makes."""
+        """Change options and rules of a consumer that exists, or that an earlier line makes."""
         rules, options = self._states[name]
         consumer = self._group.consumers.get(name)
         if consumer is not None and consumer.number == number:
@@ -168,7 +168,7 @@ class ConsumerLines:
         self._changes.add({"do": "consumer", "number": number, **options})
 
     def _rules_of(self, name: str) -> Rules:
-        """As lines before leave them."""
+        """Return the rules of a consumer after the earlier lines."""
         if name in self._states:
             return self._states[name][0]
         consumer = self._group.consumers.get(name) if self._known(name) is not None else None
@@ -190,7 +190,7 @@ class ConsumerLines:
             self._change(name, number)
 
     def _beginning(self, over: str) -> Change:
-        """The change that makes a consumer. A write may make thousands over the same."""
+        """Return the change that makes a consumer. It is cached: a write may make thousands over the same streams."""
         group, replay = self._group, self._changes.settings.replay
         key = over, replay, len(self._changes.bound.get(over, ()))
         if key not in self._low:
@@ -205,7 +205,7 @@ class ConsumerLines:
         return unclaimed(group, replay, self._streams_of(over)) if looks else []
 
     def _streams_of(self, over: str) -> list[Stream]:
-        """Also where that view is bound here."""
+        """Return the streams that `over` covers, including those of a view that the same write binds."""
         group, bound = self._group, self._changes.bound.get(over, [])
         streams = streams_over(group, over) if over in group.views or not bound else []
         if not bound or any(programs.is_program(text) for text in bound):
@@ -240,8 +240,8 @@ class ConsumerLines:
 
 
 def consumer_options(action: Action) -> tuple[str, bool | None, Change]:
-    """What `consumer NAME ...` makes it over, whether by `order key` (None: as it is), and its options as in the
-    log. Raises BadCommand."""
+    """Parse `consumer NAME ...`. Return the stream or view that it is over, whether it has `order key` (None:
+    unchanged), and its options as in the log. Raises BadCommand."""
     words = list(action.words)
     over = words.pop(0) if words and words[0] not in _CONSUMER_WORDS else ""
     ordered: bool | None = None

@@ -1,6 +1,6 @@
-"""`ctl`: a write to it is parsed and checked in portions, recorded as one unit, and then put in force.
+"""`ctl`: a write is parsed and checked in portions, recorded as one unit, and then put in force.
 
-From the open file down: CtlHandle (the write), Plan (what its lines change), Losses (what it takes from streams).
+From the open file down: CtlHandle (the write), Plan (its changes), Losses (messages that it removes from streams).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
 
 _STEPS = 32  # lines between two looks at the clock: some 50 us
-_TRIES = 3  # in portions, where the group changes meanwhile; then one at once
-_DROPS = ("drop", "unschedule")  # found when they are planned: the message may have gone since
+_TRIES = 3  # in portions, if the group changes meanwhile; then one at once
+_DROPS = ("drop", "unschedule")  # checked again when planned: the message may have been removed
 
 
 class CtlHandle(CommandFile):
     """`ctl`, open for writing: settings and actions of a group. For reading only it is a TextHandle."""
 
-    text = b""  # that is read
+    text = b""  # the text that is read
     may_publish = True
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        """From its beginning, how things stand then."""
+        """Return the answer of a command, or the text of `ctl`: a read of its beginning prints the present state."""
         self.require(reading=True)
         told = self.take_response(count)
         if told is not None:
@@ -60,7 +60,7 @@ class CtlHandle(CommandFile):
         return self.text[:count]
 
     def count_messages(self, data: bytes) -> int:
-        return (self.partial + data).count(b"eof")  # each such line has the word
+        return (self.partial + data).count(b"eof")  # each line that writes an EOF marker has the word
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
@@ -91,7 +91,7 @@ class CtlHandle(CommandFile):
             if count % _STEPS == 0:
                 yield
         made = not group.ranks.is_complete and any(action and action.verb == "consumer" for _, action in steps)
-        if group.retention.newest is not None or made:  # a new consumer asks for the messages of all keys
+        if group.retention.newest is not None or made:  # a new consumer needs the messages of all keys
             yield from look_up(group.retention)
         if len(group.state.dropped) + named > limits.DROPPED:
             yield from forget_dropped(group, {action.stream or "" for _, action in steps if action is not None})
@@ -103,7 +103,7 @@ class CtlHandle(CommandFile):
             if part and (last := part[-1][1]) is not None and last.verb in MESSAGE_ACTIONS:
                 yield from write_messages(group, last)
                 yield
-            seen = -1  # what was changed here counts, too
+            seen = -1  # changes made here count, too
         for count, line in enumerate(map(str.strip, text.split("\n")), 1):
             if line and not line.startswith("#"):
                 self.audit("ctl", line)
@@ -113,8 +113,8 @@ class CtlHandle(CommandFile):
         return group.log.after_metadata_sync(value)
 
     def _plan(self, part: Steps, portions: int, seen: int) -> Work[tuple[Plan, Losses]]:
-        """What a part changes and what it takes from streams. It was checked at that version of the group, and is again
-        where others were served since. Raises what would stop a line."""
+        """Return the changes and the losses of a part. It was checked at the version `seen` of the group, and is
+        checked again if others were served since. Raises the error of a line."""
         group = self.group
         for _ in range(_TRIES):
             self._end_ring(part)
@@ -138,7 +138,7 @@ class CtlHandle(CommandFile):
         return plan
 
     def _check(self, steps: Steps) -> Work[None]:
-        """Raises what would stop one of them."""
+        """Check lines by a rehearsal. Raises the error of the first line that fails."""
         check_settings(self.group, steps)
         plan = Plan(self.group, self.user, rehearsed=True)
         for count, (settings, action) in enumerate(steps, 1):
@@ -147,7 +147,8 @@ class CtlHandle(CommandFile):
                 yield
 
     def _check_again(self, steps: Steps, seen: int) -> Work[None]:
-        """Others were served since the check of that version. In portions, unless there is no end of changes."""
+        """Repeat the check made at version `seen`, after others were served: in portions, but at once if the group
+        keeps changing."""
         group = self.group
         for _ in range(_TRIES):
             if group.catalog_version == seen:
@@ -161,7 +162,7 @@ class CtlHandle(CommandFile):
         self._end_ring(steps)
 
     def _end_ring(self, steps: Steps) -> None:
-        """Where new settings end the ring, take its messages before anything is planned."""
+        """End the ring if new settings do, and take its messages, before anything is planned."""
         group = self.group
         if group.ring is not None and steps and steps[-1][0] != group.settings:
             group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
@@ -169,19 +170,19 @@ class CtlHandle(CommandFile):
 
 # ------------------------------------------------------------ plan
 
-# What one write to `ctl` changes: checked, recorded as one unit, then put in force.
+# The changes of one write to `ctl`: checked, recorded as one unit, then put in force.
 #
 #     rehearsal   all lines are checked in portions, each as those before it leave things; nothing is done
 #     prepare     each line becomes changes, as the log will have them, and new consumers: in portions
 #     holds       whether what lines name is still as it was then; if not, they are prepared again
 #     commit      the log takes all of them or none; only then do the group's streams, views and consumers follow
 #
-# From `holds` to the end of `commit` no other request is served, but while floors rise, which the log has by then. A
-# write of 64 KiB makes 4,000 consumers: all that can be done before is done in `prepare`, and is not shown yet.
+# From `holds` to the end of `commit` no other request is served, except while floors rise, which are in the log by
+# then. A write of 64 KiB makes 4,000 consumers: `prepare` does as much as possible beforehand, and shows none of it.
 
 
 class Plan:
-    """The lines of a part of a write. `rehearsed`: they are only checked, and change nothing."""
+    """The changes of the lines in a part of a write. `rehearsed`: the lines are only checked, and change nothing."""
 
     def __init__(self, group: Group, user: User, *, rehearsed: bool = False) -> None:
         self._group = group
@@ -189,18 +190,18 @@ class Plan:
         self._consumers: ConsumerLines | None = None  # made for the first line that names one
         self._steps: list[AckSteps] = []
         self._drops: dict[Stream, dict[int, int]] = {}  # messages: sequence -> bytes
-        self._late: dict[Stream, dict[int, None]] = {}  # messages that are delayed
-        self._firsts: dict[Stream, int] = {}  # of some of those: nothing below is kept, as lines leave it
-        self._dropped = 0  # messages that are not delayed, and not below these
-        self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
-        self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
+        self._late: dict[Stream, dict[int, None]] = {}  # delayed messages
+        self._firsts: dict[Stream, int] = {}  # for some of those: nothing below is retained after these lines
+        self._dropped = 0  # messages neither delayed nor below these
+        self._views: dict[str, list[str]] = {}  # patterns of views that lines name, as they found them
+        self._patterns: dict[str, dict[str, None]] = {}  # after these lines; a view without patterns is removed
         self._grown = 0  # patterns added to all views together
-        self._first = group.state.next_stream  # number of the files that it makes
-        self._is_reserved = False  # these numbers are
-        self._searches = group.views.searches  # of the programs that were looked at
+        self._first = group.state.next_stream  # number of the first file that it makes
+        self._is_reserved = False  # whether its numbers are reserved
+        self._searches = group.views.searches  # searches in all programs after these lines
 
     def rehearse(self, settings: Settings, action: Action | None) -> None:
-        """Raises what would stop the line, as lines before it leave things."""
+        """Check a line in the state that the lines before it leave. Raises its error."""
         if settings.words != self._changes.settings.words:
             self._check_words()
         if action is None:
@@ -218,13 +219,13 @@ class Plan:
         self.add(settings, action)
 
     def add(self, settings: Settings, action: Action | None) -> None:
-        """A line that was checked. Those that write messages do so later, and what is cleared is a loss."""
+        """Add the changes of a checked line. Lines that write messages do so later; cleared messages are Losses."""
         self._changes.settings = settings
         if action is not None and (add := _LINES[action.verb].add) is not None:
             add(self, action)
 
     def prepare(self, steps: Steps) -> Work[None]:
-        """Add lines that were checked."""
+        """Add checked lines. In steps."""
         for count, (settings, action) in enumerate(steps, 1):
             note = self.rehearse if action is not None and action.verb in _DROPS else self.add
             note(settings, action)
@@ -238,11 +239,12 @@ class Plan:
 
     @property
     def has_its_numbers(self) -> bool:
-        """Whether no other file got a number that its files are to have. A plan of few lines is soon made again."""
+        """Whether no other file got a number planned for its files. Numbers are reserved only for a long plan: a short
+        one is soon made again."""
         return self._is_reserved or self._group.state.next_stream == self._first
 
     def holds(self) -> bool:
-        """Whether what lines name is as they found it, and what new consumers may claim."""
+        """Whether all that lines name is as they found it, and new consumers may still claim the same messages."""
         views = self._group.views
         return (
             (self._consumers is None or self._consumers.holds())
@@ -267,7 +269,7 @@ class Plan:
         self._require_stream(action)
         if settings.deliver == "one":
             raise errors.BadCommand("eof: not with 'deliver one' (expected 'deliver all')")
-        self._group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
+        self._group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it are in force
 
     def _check_redrive(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:
@@ -299,8 +301,8 @@ class Plan:
             raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
 
     def _pass_dropped(self, stream: Stream, sizes: dict[int, int]) -> int:
-        """Too many to be remembered: the oldest go with the floor of their stream. How many more, which are none where
-        keys decide what is kept."""
+        """Have the floor of the stream drop the oldest messages, as too many single ones would be remembered. Return
+        how many more the floor drops: none where keys decide which messages are retained."""
         group, passed = self._group, 0
         if group.retention.newest is None:
             first = self._firsts.get(stream) or stream.kept.first_kept()
@@ -310,7 +312,7 @@ class Plan:
         return passed
 
     def _check_unschedule(self, settings: Settings, action: Action) -> None:
-        """A schedule is its delayed message, which is dropped."""
+        """Check the removal of a schedule, which drops its delayed message."""
         group, name = self._group, action.stream or ""
         run = group.held.schedules.get(name)
         stream = group.numbers.get(run.stream) if run is not None else None
@@ -321,7 +323,7 @@ class Plan:
         self._late.setdefault(stream, {})[run.sequence] = None
 
     def _has_dropped(self) -> bool:
-        """Whether all that is to be dropped is there still."""
+        """Whether all messages to be dropped are still there."""
         return all(
             self._group.streams.get(stream.name) is stream
             and (not sizes or has_all(stream.kept, sizes))
@@ -348,14 +350,14 @@ class Plan:
     # ------------------------------------------------------------ views
 
     def _patterns_of(self, name: str) -> dict[str, None]:
-        """The patterns that a view will have; none: no such view."""
+        """Return the patterns that a view will have; empty: no such view."""
         if name not in self._patterns:
             self._views[name] = _patterns_of(self._group.views.get(name))
             self._patterns[name] = dict.fromkeys(self._views[name])
         return self._patterns[name]
 
     def _check_words(self) -> None:
-        """Raises Busy where patterns are bound: they would come to mean something else."""
+        """Check new `words`. Raises Busy if patterns are bound: their meaning would change."""
         for name in dict.fromkeys([*self._group.views, *self._patterns]):
             if any(not programs.is_program(pattern) for pattern in self._patterns_of(name)):
                 raise errors.Busy(f"words: view {name!r} is bound to patterns ('unbind' them first)")
@@ -422,8 +424,8 @@ class Plan:
     # ------------------------------------------------------------ done
 
     def commit(self, losses: Losses) -> Work[None]:
-        """Record it, with what it takes from streams, and put it in force: their floors in portions. Raises DiskFailed,
-        DiskFull, ReadOnly; then nothing of it holds."""
+        """Record the changes and losses, and put them in force; floors rise in portions. Raises DiskFailed, DiskFull,
+        ReadOnly; then none of the changes is in force."""
         group, settings, changes = self._group, self._changes.settings, self._changes
         if settings != group.settings:
             self._changes.add({"do": "ctl", "lines": settings.lines(given=True)})
@@ -454,17 +456,17 @@ class Plan:
 
 
 def progress_of(consumers: Iterable[Consumer]) -> Iterator[Draft]:
-    """The records by which the log has how far these consumers are. It is not applied: they are there already, and
-    their claims refer to what they have."""
+    """Yield the records by which the log has the progress of these consumers. They are not applied: the consumers have
+    it already, and their claims refer to it."""
     for consumer in consumers:
         for steps in consumer.progress.whole():
             yield Draft(Kind.ACK, consumer.number, steps)
 
 
 class Line(NamedTuple):
-    """What a plan does with an action."""
+    """How a plan checks and adds an action."""
 
-    check: Callable[[Plan, Settings, Action], None]  # raises what would stop it
+    check: Callable[[Plan, Settings, Action], None]  # raises the error of the line
     add: Callable[[Plan, Action], None] | None = None  # none: `write_messages` or Losses do it, or `_plan_drops`
 
 
@@ -492,13 +494,14 @@ def _patterns_of(view: View | None) -> list[str]:
 
 # ------------------------------------------------------------ losses
 
-# Messages that one write to `ctl` takes from streams: found in portions, recorded together, removed in portions.
+# Messages that one write to `ctl` removes from streams: found in portions, recorded together, removed in portions.
 #
 #     find        of each stream the new floor; others are served between two streams
 #     the log     has all floors, as one unit with the other changes of the write
 #     carry_out   floors and counts of streams; without a pause where the state of the group is to be written
 #
-# A floor only rises: one that was found still holds when the log has it. Messages written since the search began stay.
+# A floor only rises: a floor that was found still holds when it is recorded. Messages written since the search began
+# stay.
 
 _FLOORS = 512  # in one record
 _LOST_STEPS = 8  # streams between two looks at the clock: some 50 us
@@ -509,12 +512,12 @@ Steps: TypeAlias = Sequence[tuple[Settings, Action | None]]  # settings and acti
 
 
 class Losses:
-    """The messages that one write drops, or a part of it that ends where messages are written."""
+    """The messages that a write removes, or a part of it up to a line that writes messages."""
 
     def __init__(self, group: Group, steps: Steps) -> None:
         self.group, now = group, group.settings
         self.floors: list[Draft] = []  # for the log
-        self._end = group.log.end.next  # what has this number or a higher one is not cleared
+        self._end = group.log.end.next  # messages from here on are not cleared
         settings = steps[-1][0] if steps else now
         verbs = {action.verb for _, action in steps if action is not None}
         named = {action.stream for _, action in steps if action is not None and action.verb == "clear"}
@@ -522,12 +525,12 @@ class Losses:
         bounds = (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old"
         self._depth = settings.depth if bounds and settings.depth is not NO_DEPTH else None
         self._dead = settings.dead
-        self._is_thinned = not verbs.isdisjoint(("clear", "drop"))  # then a new `depth` has less to cut, or nothing
+        self._is_thinned = not verbs.isdisjoint(("clear", "drop"))  # then a new `depth` cuts fewer messages, or none
         self._clears = None if None in named else {name for name in named if name is not None}
-        self._taken: list[Callable[[], None]] = []  # for each stream that loses some: what takes them out
+        self._taken: list[Callable[[], None]] = []  # the removals, one for each stream with losses
 
     def find(self) -> Work[None]:
-        """Looks only."""
+        """Find the new floors of streams, and change nothing. In steps."""
         rows: list[list[int]] = []
         for count, stream in enumerate(self._streams(), 1):
             if count % _LOST_STEPS == 0:
@@ -550,7 +553,8 @@ class Losses:
         self.floors.append(Draft(Kind.CHANGE, 0, encode_change({"do": "floor", "floors": rows})))
 
     def _floor(self, stream: Stream) -> Work[int]:
-        """That it will have. What the old settings did not keep any more must not come back under new ones."""
+        """Return the floor that a stream will have. Messages that the old settings no longer retained must not come
+        back under new ones."""
         kept = stream.kept
         if self._clears is None or stream.name in self._clears:
             clearing = plan_clear(kept, self._end)
@@ -566,14 +570,15 @@ class Losses:
         return max(cut.floor, kept.state.floor)
 
     def carry_out(self) -> Work[None]:
-        """The log has it."""
+        """Remove the messages from the streams; the log has the floors already. In steps."""
         for count, take_out in enumerate(self._taken, 1):
             take_out()
             if count % _LOST_STEPS == 0:
                 yield
 
     def bound(self) -> Work[None]:
-        """Cut to a new `depth` what came meanwhile, and what was not cut since messages went anyway."""
+        """Cut streams to a new `depth` again, if messages were written meanwhile, or the write cleared or dropped some.
+        In steps."""
         if self._depth is None or not (self._is_thinned or self.group.log.end.next != self._end):
             return
         for count, stream in enumerate(list(self.group.streams.values()), 1):
@@ -587,8 +592,9 @@ class Losses:
 
 
 def check_settings(group: Group, steps: Steps) -> None:
-    """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
-    more; BadCommand for a new `dead` that no stream can be called."""
+    """Check new settings. Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters
+    would no longer be retained; BadCommand for an invalid stream name as `dead`, or `sync replica` without a
+    replica."""
     now = group.settings
     others = {settings.dead for settings, _ in steps} - {now.dead}
     for name in others:
@@ -607,7 +613,7 @@ def check_settings(group: Group, steps: Steps) -> None:
 
 
 def _require_empty(group: Group, what: str) -> None:
-    if group.ring is not None:  # what was published in it counts
+    if group.ring is not None:  # messages published in it count
         group.ring.drain()
     if what == "keep" and group.ring is not None:
         group.ring.retire("keep changes")
@@ -626,20 +632,20 @@ MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
 
 
 def short_steps(settings: Settings, action: Action) -> Steps:
-    """A line that names messages: thousands as several steps."""
+    """Split a line that names messages into steps of some messages each."""
     every = action.sequences
     return [(settings, action._replace(sequences=every[n : n + _STEPS])) for n in range(0, len(every), _STEPS)]
 
 
 def parts_of(steps: Steps) -> list[Steps]:
-    """Each ends with an action that writes messages, but for the last."""
+    """Split steps into parts. Each part but the last ends with an action that writes messages."""
     ends = [n + 1 for n, (_, action) in enumerate(steps) if action is not None and action.verb in MESSAGE_ACTIONS]
     return [steps[begin:end] for begin, end in pairwise([0, *ends, len(steps)])]
 
 
 def write_messages(group: Group, action: Action) -> Work[None]:
-    """Carry out an action that was checked, and is no change of the group. Raises NotFound where its stream went while
-    the changes before it were put in force."""
+    """Carry out a checked action that writes messages. Raises NotFound if its stream was removed while the changes
+    before it were put in force."""
     name = action.stream
     if name is not None and name not in group.streams:
         raise group.no_stream(name)

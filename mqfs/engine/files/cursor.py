@@ -1,6 +1,6 @@
 """`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
 
-The commands and formats are those of mqfs(4), "Cursors". A cursor takes nothing and holds back nothing beyond a small
+The commands and formats are those of mqfs(4), "Cursors". A cursor claims no messages, and retains none beyond a small
 slack.
 """
 
@@ -42,13 +42,13 @@ class Cursor(LongResponses, Searcher):
         self.format = "raw"
         self.selection = MessageFilter(self.group)
         self.walk: WalkBack | None = None  # to the position that a seek asked for
-        self.until: int | None = None  # below this sequence
+        self.until: int | None = None  # reads end at this sequence
         self.shown: Record | None = None  # the last message given, for `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
-        self.names = SentNames()  # `format record`: those that the reader has
+        self.names = SentNames()  # `format record`: names that the reader has
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
-        self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
+        self.lost = 0  # lost messages beyond the slack of a `replay off` group, not reported yet
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         replay = self.group.settings.replay
         if replay != "off":
@@ -60,7 +60,7 @@ class Cursor(LongResponses, Searcher):
         super().on_opened()
         self.group.fanout.cursors.add(self)
 
-    # ------------------------------------------------------------ what it may show
+    # ------------------------------------------------------------ visible streams
 
     def streams(self) -> Mapping[int, Stream]:
         """The selected streams that the user may read, by number."""
@@ -76,28 +76,28 @@ class Cursor(LongResponses, Searcher):
 
     @property
     def over(self) -> bool:
-        """Its group, or every stream it selected, was removed: end-of-file."""
+        """Whether its group, or every stream it selected, was removed: reads get end-of-file."""
         return self.group.removed or self.selection.over
 
     # ------------------------------------------------------------ commands
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         try:
-            # All are understood before the first is done.
+            # All commands are parsed before the first is carried out.
             for step in commands_of(self.lines_of(data), self._command):
                 step()
         except errors.MqfsError as error:
             self.refused(error)
             raise
         finally:
-            if reads := self.waits.take_out(self):  # which get what is there from its new position on
+            if reads := self.waits.take_out(self):  # these search from the new position on
                 self.look_again(reads)
             self.group.fanout.pollers.wake_one(self)
         self.group.unblock()
         return len(data)
 
     def _command(self, verb: str, arguments: list[str]) -> Callable[[], None]:
-        """Raises BadCommand, NotFound, Denied, OverLimit."""
+        """Return the call that carries out a command. Raises BadCommand, NotFound, Denied, OverLimit."""
         if verb in ("select", "cover"):
             if len(arguments) > limits.CURSOR_NAMES:
                 raise errors.OverLimit(f"{verb}: {len(arguments)} names (expected at most {limits.CURSOR_NAMES})")
@@ -132,14 +132,14 @@ class Cursor(LongResponses, Searcher):
     def _select(self, selection: MessageFilter) -> None:
         selection.follow(self.selection)
         self.selection, self._epoch = selection, -1
-        self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
+        self.cuts_seen = -1  # newly selected streams may have lost unread messages
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False
         self._drop_rest()
 
     def _drop_rest(self) -> None:
-        self.names = SentNames()  # there may be names in what was not given, or not read through a mount elsewhere
+        self.names = SentNames()  # the dropped bytes may have names, also bytes not read through a mount elsewhere
         self.last.drop()
 
     def _until(self, bound: int | None) -> None:
@@ -159,7 +159,8 @@ class Cursor(LongResponses, Searcher):
         self.pending = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     def _measure(self, messages: int, size: int) -> None:
-        """Where a read of at most that many messages and bytes would end; the next read returns it."""
+        """Answer the next read with the points that split the selected messages from the position on into stretches of
+        at most `messages` messages and about `size` bytes."""
         group, streams = self.group, self.streams()
         end = group.log.end.next if self.until is None else self.until
         chosen = None if len(streams) == len(group.numbers) else frozenset(streams)
@@ -168,7 +169,7 @@ class Cursor(LongResponses, Searcher):
     def _measured(
         self, walk: WalkBack | None, position: int, end: int, chosen: Set[int] | None, messages: int, size: int
     ) -> Work[bytes]:
-        """From where that walk leads, or from that position."""
+        """Return the split points as text, from the end of the walk, or from the position."""
         while walk is not None and not walk.go_on(_WALKED):
             yield
         begin = position if walk is None else walk.found
@@ -177,7 +178,7 @@ class Cursor(LongResponses, Searcher):
 
     def _seek(self, word: str) -> None:
         self.comes_now()
-        selection = self.selection  # a later `select` does not change where this leads
+        selection = self.selection  # a later `select` does not change this position
         place = position(
             self.group, selection, word, lambda: self.streams().values(), lambda one: self._shows(one, selection)
         )
@@ -188,7 +189,7 @@ class Cursor(LongResponses, Searcher):
         self._skip_past_loss_reports()
 
     def arrive(self) -> bool:
-        """Look a little further for where it was sent. Whether it is there. Raises DiskFailed."""
+        """Continue the walk of a `seek` a little; return whether it has ended. Raises DiskFailed."""
         if self.walk is not None:
             if not self.walk.go_on(limits.PASSED_MESSAGES):
                 return False
@@ -197,7 +198,7 @@ class Cursor(LongResponses, Searcher):
         return True
 
     def _skip_past_loss_reports(self) -> None:
-        """Cuts before now are no loss for a position that was just taken."""
+        """Mark all evictions up to now as reported: they are no loss for a new position."""
         retention = self.group.retention
         self.cuts_seen, self.cuts = retention.evictions, {}
         if self.position < retention.evicted_before:
@@ -258,7 +259,8 @@ class Cursor(LongResponses, Searcher):
         return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
 
     def _next(self) -> Record | None:
-        """The next message to show, the position moved after it; None, too, where the look is `unfinished`."""
+        """Return the next message to show, and move the position past it. None: there is none, or the look is
+        `unfinished`."""
         self._look_for_losses()
         most = limits.PASSED_MESSAGES
         while self.passed < most and (self.until is None or self.position < self.until):
@@ -270,11 +272,11 @@ class Cursor(LongResponses, Searcher):
                 self.position = error.sequence + 1
                 raise
             if record is None or (self.until is not None and record.sequence >= self.until):
-                # Nothing of what it shows stands before the end (or `until`): that far it has been.
+                # No message for it lies before the end (or `until`): move there.
                 end = self.group.log.end.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
-            shown = self._shows(record, self.selection)  # may count it as lost, while the position is not behind it
+            shown = self._shows(record, self.selection)  # may count it as lost, unless the position is past it
             self.position = record.sequence + 1
             if shown:
                 return record
@@ -290,7 +292,7 @@ class Cursor(LongResponses, Searcher):
         return stream.kept.visible(record)
 
     def _admits(self, record: Record, selection: MessageFilter) -> bool:
-        """Whether it is one for this cursor under that selection, kept or not."""
+        """Whether the message is for this cursor under that selection, retained or not."""
         if record.kind != Kind.MESSAGE and self.format != "record":
             return False
         if record.headers and self.group.ranks.is_hidden(record):
@@ -303,7 +305,7 @@ class Cursor(LongResponses, Searcher):
         if self.lost:
             streams = self.streams().values()
             for stream in streams:
-                stream.kept.update_low_watermark()  # what goes now is counted, too
+                stream.kept.update_low_watermark()  # messages trimmed now are counted, too
             self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
             lost, self.lost = self.lost, 0
             group.counts.lost += lost
@@ -323,7 +325,7 @@ class Cursor(LongResponses, Searcher):
     # ------------------------------------------------------------ formats
 
     def _take_records(self, count: int) -> bytes | None:
-        """Whole records, as many as fit, after the names that were not sent yet; the first one always."""
+        """Return as many whole records as fit, after the names that were not sent yet; the first record always."""
         if (many := self._take_span(count)) is not None:
             return many
         pieces: list[bytes] = []
@@ -356,7 +358,8 @@ class Cursor(LongResponses, Searcher):
         return b"" if self.has_ended else None
 
     def _take_span(self, count: int) -> bytes | None:
-        """The same straight from the log, where all that stands there may be shown or left out by its stream alone."""
+        """As `_take_records`, but straight from the log. None: a message's stream alone does not decide whether it is
+        shown."""
         group, streams = self.group, self.streams()
         if (
             group.retention.lapsed

@@ -1,8 +1,8 @@
 """Metering: the open files of a user with a quota.
 
-A meter has a user's rate of messages and bytes, its waiting reads and its claims. A handle is metered by replacing its
-`read` and `write` when it is opened: without a quota nothing is asked, then or later. A write beyond the rate waits
-for its turn, in the order of all of the user's; a read beyond a bound is refused.
+A meter has a user's rate of messages and bytes, its parked reads and its claims. A handle is metered by replacing its
+`read` and `write` when it is opened: handles of users without a quota have no extra cost. A write beyond the rate waits
+for its turn, in the order of all writes of the user; a read beyond a bound is refused.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ SECOND_NS = 10**9
 
 
 class Pace:
-    """One rate: what a second allows may come at once, then evenly. 0: no bound."""
+    """A rate: the amount of a second may be taken at once, then evenly. 0: no bound."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._free_ns = 0  # engine time at which all that was taken is allowed
+        self._free_ns = 0  # engine time at which the whole amount taken is allowed
 
     def delay_ns(self, amount: int, now_ns: int) -> int:
-        """How long to wait before this may be taken; what is more than a second's is allowed when nothing else is."""
+        """Return the time to wait before `amount` may be taken. More than a second's amount is allowed when nothing is
+        owed."""
         if not self._rate or not amount:
             return 0
         cost = min(amount * SECOND_NS // self._rate, SECOND_NS)
@@ -49,7 +50,8 @@ class Pace:
 
 @attrs.define(eq=False)
 class QueuedWrite:
-    """A write that waits for its turn; `step`: what it came to then. `handle`: None where others perform it."""
+    """A write that waits for its turn. `step`: its result, once performed. `handle`: None if it is performed
+    elsewhere."""
 
     handle: OpenFile | None
     perform: Callable[[], Step[int]]
@@ -60,14 +62,14 @@ class QueuedWrite:
 
 @attrs.define
 class QuotaCounts:
-    """What a user's quota held up since the server started; shown in `.stats`."""
+    """Counters of a user's quota since the server started, shown in `.stats`."""
 
-    delayed: int = 0  # writes
-    refused: int = 0  # reads, writes and opens
+    delayed: int = 0  # delayed writes
+    refused: int = 0  # refused reads, writes and opens
 
 
 class Meter:
-    """The use of one user, against its quota."""
+    """A user's use of its quota."""
 
     def __init__(self, uid: int, quota: Quota, tree: Tree) -> None:
         self.uid, self.quota, self._clock, self._kept = uid, quota, tree.clock, tree.kept_quotas
@@ -77,16 +79,16 @@ class Meter:
         self._alarm = Alarm(tree.timers, tree.root, PACING, f"serving writers of uid {uid}", lambda _: self._serve())
         self._writers: set[Writer] = set()
         self._claiming: set[ClaimingHandle] = set()
-        self.parked = 0  # reads
+        self.parked = 0  # parked reads
         self._claims_to_come = 0  # parked reads that will claim
 
     @property
     def claims(self) -> int:
-        """Held, and to be held by reads that wait."""
+        """Number of claims held, and of parked reads that will claim."""
         return sum(len(handle.claims) for handle in self._claiming) + self._claims_to_come
 
     def refusal(self, group: Group, user: User, file: str, what: str, most: int) -> OverQuota:
-        """The error of a bound, which also is a line of `.errors`."""
+        """Return the error for a reached bound, and add it to `.errors`."""
         self.counts.refused += 1
         error = OverQuota(f"uid {self.uid} has {what} (expected at most {most})")
         group.refuse(user, file, str(error))
@@ -114,7 +116,7 @@ class Meter:
             handle.one_by_one = bool(quota.claims)
 
     def detach(self, handle: OpenFile) -> None:
-        """It is closed: its writes that wait are not performed."""
+        """Stop metering a closed handle. Its waiting writes fail with Interrupted."""
         if isinstance(handle, ClaimingHandle):
             self._claiming.discard(handle)
         if isinstance(handle, Writer):
@@ -125,7 +127,7 @@ class Meter:
                 wait.fail(Interrupted(f"{handle.node.name!r}: closed before its write had room"))
 
     def use(self, handles: int) -> dict[str, Any]:
-        """For `.stats`: each bound that is set, what there is of it now, and counts."""
+        """Return the bounds that are set, their present use, and counters, for `.stats`."""
         kept = self._kept.total_of(self.uid) if self._kept is not None else 0
         now = {"kept": kept, "parked": self.parked, "handles": handles, "claims": self.claims}
         bounds = {key: most for key, most in attrs.asdict(self.quota).items() if most}
@@ -143,7 +145,7 @@ class Meter:
         return True
 
     def turn(self, messages: int, size: int) -> Step[int]:
-        """As `try_turn`, when its turn comes."""
+        """As `try_turn`, but wait for the turn of the write."""
         return self._perform_in_turn(QueuedWrite(None, lambda: 0, messages, size))
 
     def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
@@ -151,7 +153,7 @@ class Meter:
             return perform()
         messages = handle.count_messages(data)
         if not messages and not handle.publishes and all(other.handle is not handle for other in self._queue.values()):
-            return perform()  # of this file none waits that came before
+            return perform()  # no earlier write of this file waits
         return self._perform_in_turn(QueuedWrite(handle, perform, messages, len(data) if handle.publishes else 0))
 
     def _perform_in_turn(self, queued: QueuedWrite) -> Step[int]:
@@ -169,7 +171,7 @@ class Meter:
         return max(first.delay_ns(messages, now), second.delay_ns(size, now))
 
     def _is_open(self) -> bool:
-        """Whether a write would be performed at once. If not, programs that poll are woken when one would."""
+        """Whether a write would be performed at once. If not, wake polling programs once it would."""
         if not self._queue and not (delay := self._delay_ns(1, 1)):
             return True
         if not self._queue:
@@ -183,7 +185,7 @@ class Meter:
         return step
 
     def _serve(self) -> None:
-        """Perform the writes whose turn has come; then programs that poll may write."""
+        """Perform the writes whose turn has come; then wake polling programs."""
         while self._queue:
             wait, queued = next(iter(self._queue.items()))
             if delay := self._delay_ns(queued.messages, queued.size):
@@ -200,10 +202,10 @@ class Meter:
             stream.pollers.wake()
 
     def _cancel(self, wait: Wait[int], queued: QueuedWrite) -> bool:
-        """Also where it waits for room in its stream by now."""
+        """Cancel a write that waits for its turn, or by now for room in its stream."""
         return self._queue.pop(wait, None) is not None or (isinstance(queued.step, Wait) and queued.step.cancel())
 
-    # ------------------------------------------------------------ reads that wait, and claims
+    # ------------------------------------------------------------ parked reads, and claims
 
     def _read(self, handle: OpenFile, read: Callable[[int, int], Step[bytes]], count: int, offset: int) -> Step[bytes]:
         quota, claims = self.quota, False
@@ -246,19 +248,19 @@ class Meter:
 
 
 class Meters:
-    """The meters of all users of a tree, which has these quotas."""
+    """The meters of all users of a tree."""
 
     def __init__(self, quotas: Quotas, tree: Tree) -> None:
         self._quotas, self._tree = quotas, tree
         self._users: dict[int, Meter] = {}
 
     def of(self, uid: int) -> Meter | None:
-        """The user's, if it has a quota."""
+        """Return the user's meter. None: the user has no quota."""
         meter = self._users.get(uid)
         if meter is None and (quota := self._quotas.of(uid)) is not None:
             meter = self._users[uid] = Meter(uid, quota, self._tree)
         return meter
 
     def all(self) -> list[Meter]:
-        """Those that were used."""
+        """Return the meters used so far."""
         return list(self._users.values())

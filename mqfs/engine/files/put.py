@@ -2,7 +2,7 @@
 
 A write to `.put` is a JSON object, one blank, tab or newline, and the body: mqfs(4), ".put".
 
-Of `.txn` the commands are here; parts and commits are in transactions.py.
+The commands and open files of `.txn` are here; parts and commits are in transactions.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mqfs.state.group import PUT
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.syntax.lines import split
 
-_DELAYED_BYTES = 128  # that the log takes for a delayed message beside its body and the headers given with it
+_DELAYED_BYTES = 128  # in the log for a delayed message, beside its body and given headers
 
 
 class PutHandle(CommandFile):
@@ -41,13 +41,13 @@ class PutHandle(CommandFile):
     def count_messages(self, data: bytes) -> int:
         try:
             put, body = parse(data)
-        except errors.MqfsError:  # the write says so
+        except errors.MqfsError:  # the write reports that
             return 1
         return body.count(b"\n") if put.lines else 1
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
-        self.pending = self.refusal = None  # the next read tells of this write
+        self.pending = self.refusal = None  # the next read is about this write
         try:
             put, body = parse(data)
             stream = self._stream_of(put)
@@ -76,7 +76,7 @@ class PutHandle(CommandFile):
         return self._hold(stream, put, body, due_ns, total) if due_ns else self._post(stream, put, body, total)
 
     def _due_ns(self, put: PutRequest) -> int:
-        """When it may be read, engine time; 0: at once."""
+        """Return when the message may be read, in engine time; 0: at once."""
         clock = self.group.tree.clock
         if put.at_ns is not None:
             wait = put.at_ns - clock.wall_ns()
@@ -84,7 +84,7 @@ class PutHandle(CommandFile):
         return clock.engine_ns() + put.delay if put.delay else 0
 
     def _texts(self, put: PutRequest) -> dict[str, str]:
-        """The headers. Of a message without options they are those of a plain write."""
+        """Return the headers. A message without options has those of a plain write."""
         if put.is_plain and not self.group.settings.sender:
             return {}
         texts = {headers.SENDER: str(self.user.uid)}
@@ -103,8 +103,8 @@ class PutHandle(CommandFile):
         return {**texts, **put.headers}
 
     def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, time_ns: int, known: bool) -> None:
-        """The next read tells what is kept. The message is not delivered yet. `known`: its id was, and all but its
-        sequence is looked up."""
+        """Set the answer that the next read gets; the message is not delivered yet. `known`: its id was known, and all
+        but the sequence is looked up."""
         self.pending = f"{sequence}\n".encode()
         if put.kept:
             ttl = put.ttl or 0
@@ -116,8 +116,8 @@ class PutHandle(CommandFile):
             self.pending = f"{sequence} {time_ns} {ends_ns} {known:d} {retained:d}\n".encode()
 
     def _known(self, sequence: int) -> tuple[int, int, bool]:
-        """Look up the message that was put with that sequence: its time, or when it is due, its own `ttl`, and whether
-        it is retained. All are 0 where the log does not have it any more."""
+        """Return (time, or when it is due, in ns; own `ttl` in ns; whether it is retained) of the message with that
+        sequence. All are 0 if the log no longer has it."""
         group, clock = self.group, self.group.tree.clock
         record = record_at(group.log.stored.reader, sequence)
         if record is None:
@@ -160,13 +160,13 @@ class PutHandle(CommandFile):
         return group.log.after_metadata_sync(total)
 
     def _plan(self, stream: Stream, put: PutRequest, schedule: Schedule, body: bytes, total: int) -> Step[int]:
-        """Keep it as a schedule."""
+        """Record the message as a schedule."""
         group, wait_ns = self.group, put.delay
         group.log.require_writable(messages=True)
         if put.at_ns is not None:
             wait_ns = put.at_ns - group.tree.clock.wall_ns()
             if wait_ns < 0:
-                wait_ns %= schedule.every  # in its rhythm
+                wait_ns %= schedule.every  # keep its rhythm
         sequence, known = group.held.schedules.put(self.user, stream, body, self._texts(put), schedule, wait_ns)
         run = group.held.schedules.get(put.id)
         self._answer(stream, put, 1, sequence, run.next_ns if run is not None else 0, known)
@@ -179,29 +179,29 @@ class PutHandle(CommandFile):
 
 
 class FramesFile(CommandFile):
-    """A file to which frames are written, those of one write together."""
+    """A file to which frames are written; those of one write belong together."""
 
     publishes = True
     _prepared: batch_frames.Packing | None = None
 
     @property
     def places(self) -> Mapping[bytes, int]:
-        """The streams that are known by their place already."""
+        """The places of streams that earlier writes have named."""
         return {}
 
     def stream(self, name: str) -> Any:
-        """One that its user may write to. Raises NotFound, Denied."""
+        """Return the stream of that name, which the user may write to. Raises NotFound, Denied."""
         raise NotImplementedError
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
-        """Take the messages of a write, which returns that value."""
+        """Append or stage the messages of a write, and return `value`."""
         raise NotImplementedError
 
     def count_messages(self, data: bytes) -> int:
         return batch.count_frames(data)
 
     def prepare(self, data: bytes) -> Iterator[None]:
-        """Check in steps what a write of that data then finds done. Raises what the write would."""
+        """Check frames in steps, for the write of the same data that follows. Raises what the write would."""
         self.require(reading=False)
         try:
             self._prepared = self._packing(data)
@@ -212,7 +212,7 @@ class FramesFile(CommandFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
-        self.refusal = None  # the next read tells of this write
+        self.refusal = None  # the next read is about this write
         packing, self._prepared = self._prepared, None
         try:
             if packing is None or packing.data is not data or packing.outdated:
@@ -228,7 +228,7 @@ class FramesFile(CommandFile):
 
 
 class BatchHandle(FramesFile):
-    """An open `.batch`. It answers the sequence of the last unit's first message."""
+    """An open `.batch`. The next read gets the sequence of the first message of the last write."""
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self.stream(name) for name in packed.fresh]
@@ -262,8 +262,8 @@ _USAGE = {"commit": "commit PRODUCER.NUMBER PART...", "abort": "abort PART...", 
 
 
 class TxnCtlHandle(CommandFile):
-    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it. A read from
-    the beginning prints how things stand."""
+    """An open `.txn/ctl`. A write is one command, with or without its newline, and the next read gets its answer. A
+    read of the beginning prints the present state."""
 
     _text: bytes | None = None
 
@@ -317,7 +317,7 @@ class TxnCtlHandle(CommandFile):
 
 
 class PartWriter(OpenFile):
-    """A stream in a part."""
+    """An open stream in a part."""
 
     node: StagedStream
     publishes = True
@@ -361,7 +361,7 @@ class PartWriter(OpenFile):
         return batch.concatenate([(self.node.name, head, body) for body in bodies], known)
 
     def _line(self) -> Line:
-        """The unfinished line, which the file keeps."""
+        """Return the unfinished line, which stays with the file."""
         return self.user, self._packed([self.partial], {})
 
     def keep(self, rest: bytes, *, refuse: bool = True) -> None:
@@ -374,7 +374,7 @@ class PartWriter(OpenFile):
     def _end(self) -> None:
         part = self.node.part
         if part.committing and self.partial:
-            part.closed.append(self._end)  # the commit has the line, unless it is refused
+            part.closed.append(self._end)  # the commit includes the line, unless it is refused
             return
         if self.partial and not part.dropped:
             try:
@@ -387,7 +387,7 @@ class PartWriter(OpenFile):
 
 
 class PartBatchHandle(FramesFile):
-    """`.batch` in a part."""
+    """An open `.batch` in a part."""
 
     node: StagedStream
 
@@ -404,7 +404,7 @@ class PartBatchHandle(FramesFile):
 
 
 class PartPutHandle(PutHandle):
-    """`.put` in a part: priority, ttl and id take effect at the commit."""
+    """An open `.put` in a part: priority, ttl and id take effect at the commit."""
 
     node: StagedStream
 
@@ -434,7 +434,7 @@ class PartPutHandle(PutHandle):
 
 
 def kind(node: StagedStream | TxnCtl) -> type[OpenFile]:
-    """What an open file of that kind is."""
+    """Return the class of an open file of that node."""
     if isinstance(node, TxnCtl):
         return TxnCtlHandle
     return {".batch": PartBatchHandle, ".put": PartPutHandle}.get(node.name, PartWriter)

@@ -26,13 +26,13 @@ from mqfs.store.api import Bucket
 T = TypeVar("T")
 _SOME = 8  # lines of `ctl` between two looks at the clock: some 20 us
 _STEPS = 256  # messages between two looks at the clock: some 0.05 ms
-_TRIES = 3  # to print it as of one moment
+_TRIES = 3  # attempts to print it as of one moment
 _MARGIN = "\n  "
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Form(NamedTuple):
-    """How an object of objects is written: a row of it, and the whole of the rows."""
+    """The layout of an object of objects: of one row, and of all rows together."""
 
     row: Callable[[str, dict[str, Any]], str]
     whole: Callable[[list[str]], str]
@@ -46,7 +46,8 @@ _LINES = Form(
 
 
 def stats(group: Group, user: User) -> Work[str]:
-    """One JSON object: the group, and each stream by name. Counts run since the server started."""
+    """Return `.stats`, one JSON object: the group, then its streams, views and consumers by name. Counters start with
+    the server."""
     counts: dict[object, int] = {}
     head = _indented((yield from _totals(group, user))).removesuffix("\n}")
     quotas = yield from _quotas(group, user, _LINES)
@@ -57,7 +58,7 @@ def stats(group: Group, user: User) -> Work[str]:
 
 
 def totals(group: Group, user: User) -> Work[str]:
-    """All of `.stats` but the streams, in one line."""
+    """Return `.stats` without the streams, in one line."""
     head = _encode((yield from _totals(group, user))).removesuffix("}")
     quotas = yield from _quotas(group, user, _ONE_LINE)
     more = f', "quotas": {quotas}' if quotas else ""
@@ -72,7 +73,7 @@ def _seen(stream: Stream, user: User) -> bool:
 def _rows(
     items: Mapping[str, T], row: Callable[[T], Work[dict[str, Any]]], form: Form, has: Callable[[T], bool] | None = None
 ) -> Work[str]:
-    """The text of an object of objects as it stands inside `.stats`, by name, in steps."""
+    """Return the text of an object of objects inside `.stats`, sorted by name. In steps."""
     rows = []
     for name in (yield from in_order(list(items))):
         one = items.get(name)
@@ -83,7 +84,7 @@ def _rows(
 
 
 def figures(node: Group | Stream | View) -> Work[dict[str, Any]]:
-    """The part of `.stats` that counts one of a group's files, or a group as a whole. In steps."""
+    """Return the part of `.stats` about a stream or view, or about a group as a whole. In steps."""
     if isinstance(node, Stream):
         return (yield from _stream(node, {}))
     if isinstance(node, View):
@@ -119,7 +120,7 @@ def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
 
 
 def _keys(group: Group) -> dict[str, int]:
-    """How many keys there are of which `replay key` keeps the newest message."""
+    """Return the number of keys whose newest message `replay key` retains; empty under another `replay`."""
     if (newest := group.retention.newest) is None:
         return {}
     newest.follow()
@@ -127,13 +128,13 @@ def _keys(group: Group) -> dict[str, int]:
 
 
 def lag_of(bucket: Bucket) -> dict[str, int | float] | None:
-    """How far the replica of a log is behind; None where the store has none."""
+    """Return how far the replica of a log is behind. None: the store has no replica."""
     lag = bucket.upkeep.lag
     return {"replica_lag_bytes": lag[0], "replica_lag_seconds": round(lag[1], 3)} if lag is not None else None
 
 
 def _schedules(group: Group, user: User) -> dict[str, Any]:
-    """Those of streams that the user may see, the next one first."""
+    """Return the schedules for streams that the user may see, the next one first."""
     rows = {}
     for run in sorted(group.held.schedules, key=attrgetter("due_ns", "name")):
         stream = group.numbers.get(run.stream)
@@ -144,7 +145,7 @@ def _schedules(group: Group, user: User) -> dict[str, Any]:
 
 
 def _dead_letters(group: Group, user: User) -> int:
-    """Count those that the user may see."""
+    """Count the dead letters that the user may see."""
     stream = group.streams.get(group.settings.dead)
     if stream is None or not _seen(stream, user):
         return 0
@@ -159,7 +160,7 @@ def _readers(group: Group, user: User, counts: dict[object, int], form: Form) ->
 
 
 def _quotas(group: Group, user: User, form: Form) -> Work[str]:
-    """The user's own; of all users for root and the server's user. Nothing where there are none."""
+    """Return the user's quota, or those of all users for root and the server's user. Empty: there are none."""
     rows = []
     for uid, used in group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid):
         rows.append(form.row(uid, used))
@@ -168,7 +169,7 @@ def _quotas(group: Group, user: User, form: Form) -> Work[str]:
 
 
 def _indented(value: Any, depth: int = 1) -> str:
-    """As json.dumps(value, indent=1), made of what its encoder in C makes: that in Python takes ten times as long."""
+    """As json.dumps(value, indent=1), but with the encoder in C: the one in Python takes ten times as long."""
     margin = "\n" + " " * depth
     if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
         rows = [f"{_encoder(depth)(key)}: {_indented(one, depth + 1)}" for key, one in value.items()]
@@ -186,7 +187,7 @@ def _encoder(depth: int) -> Callable[[Any], str]:
 
 
 def ctl(group: Group, user: User) -> Work[str]:
-    """What `ctl` prints: settings, views, consumers. It has all that one write changed, or nothing of it."""
+    """Return the text of `ctl`: settings, views, consumers. It has all changes of a write, or none."""
     for _ in range(_TRIES):
         count = group.commands.count
         text = yield from _printed(group, user)
@@ -215,15 +216,15 @@ def _shown(consumer: Consumer, user: User) -> bool:
 
 
 def _over(consumer: Consumer) -> Stream | None:
-    """The stream that it is over, or whose default consumer it is."""
+    """Return the stream that a consumer is over, or whose default consumer it is; None: neither."""
     return consumer.group.streams.get(consumer.state.over) or consumer.group.numbers.get(consumer.number)
 
 
 def places(group: Group, user: User) -> Work[bytes]:
-    """The part of `.stats` that a reader plans with. Nothing in it is counted, however much is kept or waits."""
+    """Return the part of `.stats` with which a reader plans. No messages are counted for it, however many there are."""
     log = yield from _log(group)
     head = json.dumps({**log, "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
-    text = bytearray(head.removesuffix("}}").encode())  # rows put together at the end would take 15 ms in one piece
+    text = bytearray(head.removesuffix("}}").encode())  # joining the rows at the end would take 15 ms in one piece
     comma = ""
     for stream in list(group.streams.values()):
         if _seen(stream, user):
@@ -248,8 +249,8 @@ def _log(group: Group) -> Work[dict[str, Any]]:
 
 
 def _plain(group: Group) -> Work[bool]:
-    """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
-    What is below them does not count, however long it is remembered."""
+    """Whether the log on disk and the present floors show all readable messages. Messages below the floors do not
+    count, however long they are remembered."""
     if group.settings.keep != "disk" or group.log.shown is not None or group.retention.newest is not None:
         return False
     for stream in list(group.streams.values()):
@@ -269,7 +270,7 @@ def _plain(group: Group) -> Work[bool]:
 
 
 def cut(stream: Stream) -> int:
-    """One above the newest message that a bound or `clear` took from those who had not read it."""
+    """Return the sequence after the newest message that a bound or `clear` removed unread."""
     stream.kept.update_low_watermark()
     settings = stream.group.log.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
@@ -306,14 +307,15 @@ def _stream(stream: Stream, counts: dict[object, int]) -> Work[dict[str, Any]]:
 
 
 def _singles(stream: Stream) -> tuple[int, int]:
-    """The first exclusive message that waits, or 0, and reads that wait for one and no other message."""
+    """Return (the first exclusive message that waits, or 0; parked reads that wait only for exclusive messages)."""
     own = stream.default_consumer
     return stream.exclusives.first_waiting(), len(own.reads.parked) if own is not None else 0
 
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> Work[dict[str, Any]]:
-    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time; None,
-    too, where it is not among the next messages."""
+    """Return the row of a consumer. `waiting`: messages neither acknowledged nor claimed, of which `delayed` are not
+    due yet. `oldest`: the time of the oldest waiting message; None: it is not among the next messages, or there is
+    none."""
     waiting, delayed = yield from consumer.backlog.count_unclaimed(counts)
     oldest, _ = consumer.backlog.unclaimed()
     return {
@@ -331,13 +333,13 @@ def _consumer(consumer: Consumer, counts: dict[object, int]) -> Work[dict[str, A
 
 
 def held_back(consumer: Consumer) -> str | None:
-    """Why messages of a consumer with rules wait: the rule; None: for no rule."""
+    """Return the rule that holds back messages of a consumer with rules. None: no rule does."""
     assert consumer.flow is not None
     return consumer.flow.reason() or (KEY if consumer.dispatcher.held_by_key else None)
 
 
 def who(group: Group, user: User) -> Work[str]:
-    """One JSON object a line for each open file of the group."""
+    """Return `.who`: a line with a JSON object for each open file of the group."""
     lines = []
     for handle in list(group.tree.open_files.of(group)):
         yield
@@ -360,7 +362,8 @@ def who(group: Group, user: User) -> Work[str]:
 
 
 def _stream_of(handle: OpenFile) -> Stream | None:
-    """The stream whose name or reader an open file gives away: itself, one in a part, its `.kept`, its consumer's."""
+    """Return the stream whose name or reader a row of an open file reveals: the file itself, a stream in a part, or the
+    stream of a `.kept` file or a consumer. None: there is none."""
     node = handle.node
     if isinstance(node, Stream):
         return node
@@ -370,7 +373,7 @@ def _stream_of(handle: OpenFile) -> Stream | None:
 
 
 def refusals(group: Group, user: User) -> Work[str]:
-    """One JSON object a line for each refused write: the user's own, or all for the owner."""
+    """Return `.errors`: a line with a JSON object for each refused write, the user's own, or all for the owner."""
     everything = user.uid in (0, group.state.uid)
     known = group.refusals.all() if everything else group.refusals.of(user.uid)
     rows = ({"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text} for r in known)
