@@ -1,7 +1,7 @@
 """A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, `.consumers/.STREAM`, ...
 
-Their names and modes are here, their numbers in state/group.py. Streams, views and consumers are files too, with
-classes of their own. What else a new file needs: docs/contributing/hacking.md.
+This module has their names and modes; their numbers are in state/group.py. Streams, views and consumers are files too,
+with classes of their own. docs/contributing/hacking.md lists what a new file needs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MetaFile(NamedTuple):
     """A file that each group has."""
 
     number: int
-    mode: int  # until it is changed: who cannot write by it never can
+    mode: int  # the default; a user class without w in it can never write
 
 
 META_FILES = {
@@ -43,12 +43,12 @@ META_FILES = {
     ".errors": MetaFile(group_state.ERRORS, 0o444),
 }
 FOLDERS = {".consumers": group_state.CONSUMERS, ".kept": group_state.KEPT, ".txn": group_state.TXN}
-_KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
-_TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
+_KEPT_BIT = 1 << 31  # set in the number of `.kept/STREAM`: stream numbers are below it
+_TAKE_BITS = 3 << 30  # set in the number of `.consumers/.STREAM`: stream numbers are below 2**30
 
 
 class Own(Numbered):
-    """A file that is there as long as its group. Two of one number in a group are the same."""
+    """A file that exists as long as its group. Two with the same number in a group are equal."""
 
     __slots__ = ()
     group: Group
@@ -66,8 +66,8 @@ class Own(Numbered):
 
 
 def unlink_nothing(group: Group, file: Meta | StagedStream, pid: int) -> None:
-    """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU tar
-    removes a file to make it again, and would try for ever."""
+    """Accept the removal of a permanent file without doing it, so that `rm -r` works. Raises NotPermitted if a process
+    repeats it within UNLINK_AGAIN_S: GNU tar removes a file to make it again, and would retry for ever."""
     mine, now = (pid, file.qid.path), group.clock.engine_ns()
     (last, then), group.unlinked = group.unlinked, (mine, now)
     if pid and last == mine and now - then < limits.UNLINK_AGAIN_S * 1e9:
@@ -76,7 +76,7 @@ def unlink_nothing(group: Group, file: Meta | StagedStream, pid: int) -> None:
 
 @attrs.frozen
 class OfStream:
-    """Another file of a stream, there as long as the stream is."""
+    """Another file of a stream, which exists as long as the stream."""
 
     stream: Stream
     directory = False
@@ -101,13 +101,13 @@ class Meta(Own):
 
     @property
     def attributes(self) -> Attributes:
-        """As the owner changed them, else the group's owner and the default mode."""
+        """The attributes set by the owner; by default the group's owner and the default mode."""
         own = self.group.state.files.get(self.number)
         return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
 
 
 class Folder(Own):
-    """`.consumers`, `.kept` or `.txn`: a directory that is always there. Owner and mode are the group's."""
+    """`.consumers`, `.kept` or `.txn`: a permanent directory. Owner and mode are the group's."""
 
     __slots__ = ("group", "name", "number")
     directory = True
@@ -121,7 +121,7 @@ class Folder(Own):
 
 
 class SnapshotNode(OfStream):
-    """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
+    """`.kept/STREAM`: the retained messages of a stream as an ordinary file."""
 
     __slots__ = ()
 
@@ -140,7 +140,7 @@ class SnapshotNode(OfStream):
 
 
 class TakeFile(OfStream):
-    """`.consumers/.STREAM`: the consumer that all who take from the stream share, with claims; in no listing."""
+    """`.consumers/.STREAM`: the default consumer of a stream, with explicit acknowledgement; in no listing."""
 
     __slots__ = ()
 
@@ -159,11 +159,11 @@ class TakeFile(OfStream):
 
 # ------------------------------------------------------------ txn nodes
 
-_META = {name: META_FILES[name].number for name in (".batch", ".put")}  # what a part has beside streams
+_META = {name: META_FILES[name].number for name in (".batch", ".put")}  # the files of a part that are not streams
 
 
 class StagingFolder(Folder):
-    """`.txn`, or a part in it: a directory in which little is as in others."""
+    """`.txn`, or a part in it: a directory with look-up, listing and changes of its own."""
 
     __slots__ = ()
 
@@ -174,7 +174,7 @@ class StagingFolder(Folder):
         raise NotImplementedError
 
     def times(self) -> tuple[int, int, int, int]:
-        """(mtime, ctime, bytes kept, links)"""
+        """Return (mtime, ctime, bytes staged, links); times in wall ns."""
         raise NotImplementedError
 
     def mkdir(self, user: User, name: str, mode: int) -> PartFolder:
@@ -184,7 +184,8 @@ class StagingFolder(Folder):
         raise errors.NotPermitted(f"cannot create files in {self.name} (expected a part: mkdir {self.name}/PART)")
 
     def unlink(self, user: User, name: str, pid: int) -> None:
-        """As `unlink_nothing`."""
+        """Accept the removal of a file, which stays, as `unlink_nothing` does. Raises NotFound, IsDirectory, Denied,
+        NotPermitted."""
         require(user, self.attributes, W | X, self.name)
         found = self.find(name)
         if found is None:
@@ -198,7 +199,7 @@ class StagingFolder(Folder):
 
 
 class TxnFolder(StagingFolder):
-    """`.txn`: who may enter the group may open a part, as in /tmp."""
+    """`.txn`: a user who may enter the group may make a part, as in /tmp."""
 
     __slots__ = ()
 
@@ -244,14 +245,14 @@ class TxnCtl(Meta):
 
 
 class PartFolder(StagingFolder):
-    """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
+    """`.txn/PART`: it has all the group's streams, to be written to, and lists those that were."""
 
     __slots__ = ("part",)
 
     def __init__(self, group: Group, part: StagedBatch) -> None:
         self.group, self.part, self.name, self.number = group, part, part.name, part.number
 
-    def __eq__(self, other: object) -> bool:  # by the part: its number may be that of a file of the group
+    def __eq__(self, other: object) -> bool:  # by the part, as a file of the group may have the same number
         return isinstance(other, PartFolder) and other.part is self.part
 
     def __hash__(self) -> int:
@@ -290,7 +291,7 @@ class PartFolder(StagingFolder):
 
 @attrs.frozen
 class StagedStream:
-    """A stream in a part, or its `.batch` or `.put`. Two of one part and number are the same."""
+    """A stream in a part, or its `.batch` or `.put`. Two with the same part and number are equal."""
 
     group: Group = attrs.field(eq=False)
     part: StagedBatch
@@ -308,7 +309,8 @@ class StagedStream:
 
     @property
     def attributes(self) -> Attributes:
-        """Written by who may write to the part; of a stream nothing is read."""
+        """The owner of the part, and a mode that lets those write who may write to the part. Only `.batch` and `.put`
+        can be read."""
         own = self.part.attributes
         mode = own.mode & 0o222 if self.name not in _META else bits_for_writers(own.mode)
         return Attributes(mode, own.uid, own.gid)
@@ -325,7 +327,7 @@ Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFil
 
 
 def parent(node: Node) -> Group | Folder:
-    """The directory it is in; the root is in itself."""
+    """Return the directory of a node; that of the root is the root."""
     if isinstance(node, Group):
         return node.parent
     if isinstance(node, StagedStream):
@@ -341,7 +343,7 @@ _CONTENTS = {".consumers": "consumer", ".kept": "stream", ".txn": "part"}
 
 
 def not_found(directory: Group | Folder, name: str) -> errors.NotFound:
-    """What a caller raises that names a file which is not there."""
+    """Return the error for a name that does not exist in a directory."""
     if isinstance(directory, Group):
         return errors.NotFound(f"no stream or group {name!r} in group {directory.name!r}")
     kind = _CONTENTS.get(directory.name, "stream")
@@ -349,7 +351,7 @@ def not_found(directory: Group | Folder, name: str) -> errors.NotFound:
 
 
 def path_of(node: Node) -> tuple[str, ...]:
-    """The names from the root to it, by now."""
+    """Return the present names from the root to a node."""
     names: list[str] = []
     while (above := parent(node)) is not node:
         names.append(node.name)
@@ -358,5 +360,5 @@ def path_of(node: Node) -> tuple[str, ...]:
 
 
 def path_text(node: Node) -> str:
-    """The same, as it is printed."""
+    """Return the present path of a node as text."""
     return print_path(path_of(node))

@@ -1,6 +1,7 @@
-"""`.batch` and what a part is made of: `u32 frame bytes · u16 name bytes · u16 header bytes · name · headers · body`.
+"""Frames of `.batch`: `u32 frame bytes · u16 name bytes · u16 header bytes · name · headers · body`.
 
-Numbers are little-endian; the frame bytes count the whole frame. What a client sends is checked here.
+Numbers are little-endian; the frame bytes count the whole frame. This module checks the frames of clients and packs
+them into unsequenced records.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mqfs.records import batch, headers
 
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
-_LOOKED_AT, _LOOKED_AT_BYTES = 64, 4_096  # frames looked at one by one, and then in bulk again
+_LOOKED_AT, _LOOKED_AT_BYTES = 64, 4_096  # frames, or their bytes, parsed one by one before bulk is tried again
 _NO_ROW = batch.StreamTotal(0, 0, 0, 0)
 _EXPECT = headers.key(headers.EXPECT)
 
@@ -29,11 +30,11 @@ class Frame(NamedTuple):
 
 
 class Packing:
-    """The frames of one write on their way to unsequenced records: some at a time, so that others are served between.
+    """The packing of the frames of one write into unsequenced records, in portions.
 
-    `known`: the places of names; the names that are new take the next ones. Headers begin with the server's own; a
-    frame without headers is a plain message, without a sender unless `always`. `admit` is called with each new name
-    as soon as it is met: what is refused is not read to its end.
+    `known`: the index of each known name; new names get the next indexes. `sender`: the server's own headers, put first
+    into the headers of each frame that has any, with `always` of every frame. `admit` is called with each new name as
+    soon as it is found, so a refused write is not parsed to its end.
     """
 
     def __init__(
@@ -57,17 +58,18 @@ class Packing:
 
     @property
     def outdated(self) -> bool:
-        """Whether names became known meanwhile: the places do not hold any more."""
+        """Whether names were added to `known` since: then the indexes are wrong."""
         return len(self._known) != self._began_with
 
     def steps(self) -> Iterator[None]:
-        """Check and pack, in steps of about a millisecond. Raises BadCommand, TooLong, OverLimit, what `admit` does."""
+        """Check and pack, in steps of about a millisecond. Raises BadCommand, TooLong, OverLimit, and as `admit`."""
         while self._at < len(self.data):
             self._add(*(self._in_bulk() or self._one_by_one()))
             yield
 
     def whole(self) -> batch.EncodedBatch:
-        """Pack the rest at once. Raises as `steps`; of a short write the caller may have to admit the names."""
+        """Pack the rest at once and return all. Raises as `steps`. A short write may be packed without `admit`: its new
+        names are in `fresh` for the caller to check."""
         if not self._at and (done := self._in_bulk()) is not None:  # most writes are short
             if done[1] == len(self.data):
                 return done[0]
@@ -90,7 +92,7 @@ class Packing:
         )
 
     def _one_by_one(self) -> tuple[batch.EncodedBatch, int]:
-        """Some frames, the first of which is unusual or wrong."""
+        """Pack some frames, of which the first is unusual or invalid. Returns them and the offset after them."""
         messages, begin = [], self._at
         end = begin
         for name, head, body in islice(parse(self.data, begin, self._messages), _LOOKED_AT):
@@ -123,13 +125,14 @@ class Packing:
 
 
 def parse(data: bytes, at: int = 0, number: int = 0) -> Iterator[Frame]:
-    """The frames of one write from `at` on, each checked; `number` are before it. Raises BadCommand, TooLong."""
+    """Yield the frames of one write from offset `at` on, each checked. `number`: of the frames before it, for error
+    texts. Raises BadCommand, TooLong."""
     end = len(data)
-    known: dict[bytes, str] = {}  # names that came before
+    known: dict[bytes, str] = {}  # names of earlier frames
     unpack, head_size, most, make = HEAD.unpack_from, HEAD.size, limits.MESSAGE_BYTES, tuple.__new__
     while at < end:
         number += 1
-        if end - at > head_size:  # most have no headers and a name that came before: a shorter way
+        if end - at > head_size:  # fast path: most frames have no headers and the name of an earlier one
             size, name, head = unpack(data, at)
             body = at + head_size + name
             if not head and size <= end - at and 0 <= at + size - body <= most:
@@ -155,7 +158,7 @@ def parse(data: bytes, at: int = 0, number: int = 0) -> Iterator[Frame]:
 
 
 def _measure(data: bytes, at: int) -> tuple[int, int, int]:
-    """(frame, name, header) bytes of the frame there."""
+    """Return the (frame, name, header) bytes of the frame at an offset, checked. Raises BadCommand, TooLong."""
     left = len(data) - at
     if left < HEAD.size:
         raise errors.BadCommand(
@@ -177,7 +180,7 @@ def _measure(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def check_headers(data: bytes) -> None:
-    """Raises BadCommand where it is no whole table of headers that a client may set, UnicodeDecodeError."""
+    """Check a table of encoded headers from a client. Raises BadCommand, UnicodeDecodeError."""
     if len(data) > limits.HEADER_BYTES:
         raise errors.BadCommand(f"headers of {len(data)} bytes (expected at most {limits.HEADER_BYTES})")
     at, end = 0, len(data)
@@ -200,14 +203,14 @@ def check_headers(data: bytes) -> None:
 
 
 def merge_expected(all_expected: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add conditions, by stream. Raises BadCommand where one stream has two."""
+    """Add `expect` conditions, by stream. Raises BadCommand if a stream gets two different ones."""
     for name, sequence in more.items():
         if all_expected.setdefault(name, sequence) != sequence:
             raise errors.BadCommand(f"expect: {all_expected[name]} and {sequence} of stream {name!r} (expected one)")
 
 
 def check_value(key: str, text: str) -> None:
-    """Raises BadCommand where a header that a client sets has a meaning, and the value none: `part`, `key`."""
+    """Check the value of a client's header that has a meaning to the server: `part`, `key`. Raises BadCommand."""
     if key == headers.KEY and not 0 < len(text.encode()) <= limits.KEY_BYTES:
         raise errors.BadCommand(f"header 'key': {len(text.encode())} bytes (expected 1 to {limits.KEY_BYTES})")
     if key == headers.PART and headers.parse_part(text) == (0, 0):

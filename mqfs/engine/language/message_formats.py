@@ -1,6 +1,6 @@
-"""What a cursor's or consumer's messages look like: `format raw|line|nul|each|json|record`, and `info`.
+"""Formats of the messages of cursors and consumers: `format raw|line|nul|each|json|record`, and `info`.
 
-The shapes of mqfs(4), "Cursors". Reads no log and moves nothing.
+mqfs(4), "Cursors", describes them. This module only encodes: it reads no log and moves no reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMATS = ("raw", "line", "nul", "each", "json", "record")
 
 
 def parse_seek(word: str) -> tuple[str, int]:
-    """(kind, value) of what stands after `seek`; times in ns. Raises BadCommand."""
+    """Parse the word after `seek` into (kind, value); times in ns. Raises BadCommand."""
     if word in ("first", "last", "end"):
         return word, 0
     try:
@@ -40,7 +40,7 @@ def parse_seek(word: str) -> tuple[str, int]:
 
 
 def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
-    """One message in any format but `record`. `deliveries`: how often it was handed out, where that is counted."""
+    """Encode one message in any format but `record`. `deliveries`: the number of its deliveries; 0: not counted."""
     body = record.body
     if form == "line":
         return body if body.endswith(b"\n") else body + b"\n"
@@ -52,9 +52,9 @@ def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
 
 
 def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
-    """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
+    """Encode one message as an object and a newline: with `body`, or `body_base64` if it is not UTF-8."""
     size = len(record.body) + len(record.headers)
-    shared = size <= limits.SHARED_JSON_BYTES  # all who follow a stream get the same ones
+    shared = size <= limits.SHARED_JSON_BYTES  # cached, as all readers of a stream get the same
     return (_shared_json if shared else _json)(record, name, deliveries)
 
 
@@ -76,7 +76,7 @@ _shared_json = lru_cache(limits.SHARED_JSON)(_json)
 
 
 def describe(record: Record, name: str, deliveries: int = 0) -> bytes:
-    """What `info` says: one `key value` a line, and an empty line."""
+    """Encode the answer to `info`: lines of `key value`, and an empty line."""
     lines = [f"sequence {record.sequence}", f"stream {one_line(name)}", f"time {seconds(record.time_ns)}"]
     if deliveries:
         lines.append(f"deliveries {deliveries}")
@@ -90,35 +90,35 @@ def _one_line(text: str) -> str:
 
 
 def seconds(time_ns: int) -> str:
-    """UNIX seconds with all nine decimals."""
+    """Print a time as UNIX seconds with nine decimals."""
     return f"{time_ns // 10**9}.{time_ns % 10**9:09d}"
 
 
 class SentNames:
-    """`format record`: the streams whose names the reader has."""
+    """The stream names that a reader with `format record` has got."""
 
     def __init__(self) -> None:
         self._sent: dict[int, str] = {}
 
     def give(self, record: Record, name: str) -> bytes:
-        """As `wrap`, of a record that the reader gets now."""
+        """Encode a record as `wrap` does, and remember the name as sent."""
         data = self.wrap(record, name)
         self._sent[record.stream] = name
         return data
 
     def wrap(self, record: Record, name: str) -> bytes:
-        """The record's bytes, after a NAMES record if its stream's name is news."""
+        """Encode a record, after a NAMES record if the reader does not have the stream's name."""
         if self._sent.get(record.stream) == name:
             return encode(*record)
         return self.news(record.sequence, record.time_ns, {record.stream: name}) + encode(*record)
 
     def news(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
-        """A NAMES record of those that the reader does not have; empty where it has them all."""
-        if len(self._sent) >= limits.NAMES_SENT:  # of streams that are gone, perhaps
+        """Encode a NAMES record of the names that the reader does not have; empty if it has all."""
+        if len(self._sent) >= limits.NAMES_SENT:  # perhaps most are of removed streams
             self._sent = {}
         news = {number: name for number, name in names.items() if self._sent.get(number) != name}
         return encode_names(sequence, time_ns, news) if news else b""
 
     def given(self, names: Mapping[int, str]) -> None:
-        """The reader has these now."""
+        """Remember names as sent."""
         self._sent.update(names)

@@ -1,4 +1,4 @@
-"""Who may do what: the POSIX class rule, for every front end alike."""
+"""Permissions of users on files: the POSIX class rule, the same for every front end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mqfs.model import QTDIR, QTFILE, SCOPES, Qid, User
 from mqfs.state.group import Attributes
 
 R, W, X = 4, 2, 1
-ADMIN = 8  # make, remove, rename, set: asked of the scope of a token, never of a file's mode
+ADMIN = 8  # make, remove, rename, set: checked against the scope of a token, never against a file's mode
 
 
 def allowed(user: User, file: Attributes, mask: int) -> bool:
-    """Whether the one class of bits that applies to the user has all of `mask`. Root may everything."""
+    """Whether the class of bits that applies to the user has all of `mask`. Root is allowed everything."""
     if user.uid == 0:
         return True
     if user.uid == file.uid:
@@ -34,7 +34,7 @@ def require(user: User, file: Attributes, mask: int, what: str) -> None:
 
 
 def require_scope(user: User, mask: int, what: str) -> None:
-    """Check the scope of the token that a user came with, if any. Raises Denied."""
+    """Check the scope of the user's token, if any. Raises Denied."""
     grant = user.grant
     if grant is not None and mask & ~SCOPES[grant.scope]:
         needed = next(scope for scope, bits in SCOPES.items() if not mask & ~bits)
@@ -42,8 +42,8 @@ def require_scope(user: User, mask: int, what: str) -> None:
 
 
 def sees(user: User, group: Attributes, stream: Attributes) -> bool:
-    """Whether a group's own files show the user name and counts of a stream: who may not list the group sees what he
-    may read."""
+    """Whether a group's own files show the user the name and counts of a stream. A user who may not list the group
+    sees the streams that it may read."""
     return user.uid == group.uid or allowed(user, group, R) or allowed(user, stream, R)
 
 
@@ -53,18 +53,19 @@ def require_owner(user: User, file: Attributes, what: str) -> None:
 
 
 def require_unsticky(user: User, directory: Attributes, file: Attributes, name: str) -> None:
-    """Raises NotPermitted in a sticky directory, but for root and the owner of the file or of the directory."""
+    """Check that a sticky directory lets the user remove the file: only root and the owners of either may. Raises
+    NotPermitted."""
     if directory.mode & stat.S_ISVTX and user.uid not in (0, file.uid, directory.uid):
         raise NotPermitted(f"{name!r}: in a sticky directory (expected its owner, or the directory's)")
 
 
 def bits_for_writers(mode: int) -> int:
-    """r and w for each class that has w in `mode`."""
+    """Return r and w for each class that has w in `mode`."""
     return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
 
 
 class Numbered:
-    """A mixin of streams, consumers, views and a group's own files: they have a number of their own in the group."""
+    """A mixin for streams, consumers, views and a group's own files: files with a number in their group."""
 
     __slots__ = ()
     directory = False

@@ -1,4 +1,4 @@
-r"""Routing programs, the language of fq: which messages a view selects, by name, body and chance.
+r"""Routing programs, the language of fq: they select messages for a view by stream name, body and chance.
 
     prefix:"http." (payload_prefix("M") && route_contains("x"))
 
@@ -7,9 +7,10 @@ string after the colon needs quotes only if it holds blanks, quotes, parentheses
 \r \t \xHH` are escapes. Arguments are strings, numbers, `true` and `false`. There is no negation.
 
 Packages add functions as entry points of the group `mqfs.functions`. The entry point is called with the arguments when
-the program is parsed, and returns what is called for each message: (topic: str, body: bytes, sequence: int) -> bool.
+the program is parsed. It returns a function that is called for each message:
+(topic: str, body: bytes, sequence: int) -> bool.
 
-Here are the language and its evaluation, which never looks at a stream or a group.
+This module parses and evaluates programs. It accesses no stream or group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mqfs.syntax.patterns import check_size
 
 # ------------------------------------------------------------ program functions
 
-# The built-in functions of routing programs: each is made of its arguments, and called for each message.
+# The built-in functions of routing programs: each is made from its arguments once, and called for each message.
 
 Selects: TypeAlias = Callable[[str, bytes, int], bool]  # topic, body, sequence
 
@@ -44,7 +45,7 @@ def true(topic: str, body: bytes, sequence: int) -> bool:
 
 
 def sample(share: float, salt: int) -> Selects:
-    """True for that share of messages, always the same ones. Another `sample` of the program gets another salt."""
+    """Select that share of messages, always the same ones. Each `sample` of a program gets a salt of its own."""
     below = share * 2.0**64
     prefix = salt.to_bytes(2, "little")
 
@@ -96,12 +97,12 @@ Argument: TypeAlias = str | float | bool
 #     term    = "(" either ")" | NAME ["(" [value ("," value)*] ")"]
 #     value   = STRING | NUMBER | "true" | "false"
 _STRING = r'"(?:[^"\\]|\\.)*"'
-# Where a string is not closed none after it is: looked for again at each quote, a text of quotes took its square.
+# The last alternative ends at the first open string: tried again at each quote, many quotes would take square time.
 _STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPES_SAID = r"\\ \" \0 \n \r \t \xHH"
-_CHEAP = frozenset({"true", "sample", "payload_prefix", *OF_NAME})  # whatever the size of a body
+_CHEAP = frozenset({"true", "sample", "payload_prefix", *OF_NAME})  # functions with a cost independent of the body
 _WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as quoting.split reads it
 _VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
 _SHARP = re.compile("#")
@@ -123,7 +124,7 @@ class _Call:
 
 @attrs.frozen
 class _Branch:
-    """A condition that holds if all (or any) of its parts do."""
+    """A condition that holds if all of its parts hold (`together`), or any of them."""
 
     together: bool
     parts: tuple[_Node, ...]
@@ -136,7 +137,7 @@ _Parsed: TypeAlias = tuple[bool, str, _Node | None]  # whether exact, the string
 
 
 class _Failed(Exception):
-    """A function of a package raised; that was logged."""
+    """The failure of a package's function, already logged."""
 
 
 @attrs.frozen
@@ -144,8 +145,8 @@ class Program:
     """A parsed program; two of the same text are equal."""
 
     text: str
-    by_name: bool = attrs.field(eq=False)  # of a stream it selects all messages or none
-    searches: int = attrs.field(eq=False)  # calls that look through a whole body
+    by_name: bool = attrs.field(eq=False)  # whether it selects all messages of a stream or none
+    searches: int = attrs.field(eq=False)  # calls that search a whole body
     _may_route: Callable[[str], bool] = attrs.field(eq=False, repr=False)
     _selects: Selects = attrs.field(eq=False, repr=False)
 
@@ -154,10 +155,10 @@ class Program:
         return self._may_route(topic)
 
     def selects(self, topic: str, body: bytes, sequence: int, most: int = limits.PROGRAM_SEARCH_BYTES) -> bool:
-        """Whether this message is selected. A function of a package that raises selects nothing.
+        """Whether the program selects a message. A package's function that raises selects none.
 
-        `most`: the bytes of a body that each search sees, from its beginning. What all programs search of a message
-        together is bounded, so that it does not hold up others.
+        `most`: the bytes from the beginning of a body that each search sees. The bytes searched in a message by all
+        programs together are bounded, so that it does not delay others.
         """
         if self.searches and len(body) > (most := min(most, limits.PROGRAM_SEARCH_BYTES // self.searches)):
             body = body[:most]
@@ -168,12 +169,12 @@ class Program:
 
 
 def is_program(text: str) -> bool:
-    """Whether it is to be read as a program, not as a pattern."""
+    """Whether a text is a program, not a pattern."""
     return text.startswith(("exact:", "prefix:"))
 
 
 def at_end(line: str) -> tuple[str, str] | None:
-    """The second word of a line and the program after it, that is the rest of the line; None: there is none."""
+    """Return the second word of a line and the program that is the rest of the line; None: the rest is no program."""
     match = _VERB_AND_NAME.match(line)
     if match is None or not is_program(line[match.end() :]):
         return None
@@ -181,10 +182,10 @@ def at_end(line: str) -> tuple[str, str] | None:
 
 
 def binding(line: str) -> tuple[str, str]:
-    """The view's name and its pattern or program in a line `bind NAME ...`, `unbind NAME ...`; "" where there is none.
+    """Return the view's name and the pattern or program of a line `bind NAME ...` or `unbind NAME ...`; "" without one.
 
-    A program may be one word quoted as in rc(1), or the rest of the line as it is: then its blanks and quotes are its
-    own, and a comment may follow. Raises BadCommand.
+    A program may be one word quoted as in rc(1), or the rest of the line: then its blanks and quotes belong to the
+    program, and a comment may follow. Raises BadCommand.
     """
     if (found := at_end(line)) is not None:
         return found
@@ -197,7 +198,7 @@ def binding(line: str) -> tuple[str, str]:
 
 
 def _without_comment(text: str) -> str:
-    """Up to a # that stands after a blank and in no string."""
+    """Return the text before the first # that follows a blank outside of strings."""
     marks = _STRING_OR_SHARP
     at = 0
     while mark := marks.search(text, at):
@@ -209,9 +210,9 @@ def _without_comment(text: str) -> str:
     return text
 
 
-@lru_cache(maxsize=256)  # it takes a millisecond and more, and is done when one is checked, and when it is bound
+@lru_cache(maxsize=256)  # it takes a millisecond or more, and a program is parsed to be checked and to be bound
 def parse(text: str) -> Program:
-    """Raises BadCommand, which names the column (from 1) and what is wrong there."""
+    """Parse a program. Raises BadCommand with the column (from 1) and what was expected there."""
     check_size(text, limits.PROGRAM_BYTES, "a program")
     if not is_program(text):
         _refuse(1, "unknown kind (expected exact: or prefix:)")
@@ -253,15 +254,15 @@ def _check_depth(text: str) -> None:
 
 
 class _Parser:
-    """Reads a program token by token. Raises BadCommand at the first that cannot stand where it is."""
+    """A parser that reads a program token by token. Raises BadCommand at the first unexpected token."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._takes_arguments = False  # the last token is the name of a function
+        self._takes_arguments = False  # whether the last token is the name of a function
         self._advance(text.index(":") + 1)
 
     def _advance(self, to: int) -> None:
-        """Read the token there."""
+        """Read the token at an offset."""
         match = _TOKEN.match(self._text, to)
         assert match is not None
         self._kind = match.lastgroup or "END"
@@ -316,7 +317,7 @@ class _Parser:
             instead = ()
 
     def _term(self, *instead: str) -> _Node:
-        """`instead`: what may stand there, too."""
+        """Parse a term. `instead`: what else may stand there, for an error text."""
         if self._take("("):
             node = self._either()
             if not self._take(")"):
@@ -356,7 +357,7 @@ def _branch(parts: list[_Node], *, together: bool) -> _Node:
 
 
 def _string(token: str, at: int) -> str:
-    """The value of a quoted string; bytes that are no UTF-8 as surrogates, as everywhere in Python."""
+    """Return the value of a quoted string. Bytes that are not UTF-8 become surrogates, as in Python's file names."""
 
     def escaped(match: re.Match[str]) -> str:
         if match[1]:
@@ -371,7 +372,7 @@ def _string(token: str, at: int) -> str:
 
 
 def _name(text: str, at: int) -> str:
-    """The text, if it can be a part of a stream's name."""
+    """Check that a text can be part of a stream's name, and return it. Raises BadCommand."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -383,7 +384,7 @@ def _build(node: _Node, leaf: Callable[[_Call], Selects]) -> Selects:
     if isinstance(node, _Call):
         return leaf(node)
     parts = [_build(part, leaf) for part in node.parts]
-    decided = not node.together  # what one part alone decides
+    decided = not node.together  # the value of one part that decides the whole
 
     def branch(topic: str, body: bytes, sequence: int) -> bool:
         for part in parts:
@@ -395,7 +396,7 @@ def _build(node: _Node, leaf: Callable[[_Call], Selects]) -> Selects:
 
 
 def _function(call: _Call, samples: Iterator[int]) -> Selects:
-    """What a call stands for. Raises BadCommand."""
+    """Make the function of a call. Raises BadCommand."""
     match call.name, call.arguments:
         case "true", ():
             return true
@@ -411,7 +412,7 @@ def _function(call: _Call, samples: Iterator[int]) -> Selects:
 
 @cache
 def _installed() -> dict[str, list[EntryPoint]]:
-    """Functions that packages declare. One with the name of a built-in function is refused."""
+    """Return the functions that packages declare, without those that have the name of a built-in function."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
         if entry.name in BUILT_IN:
@@ -438,7 +439,7 @@ def _extension(call: _Call) -> Selects:
 
 
 def _guarded(name: str, function: Callable[[str, bytes, int], object]) -> Selects:
-    """The function of a package. If it raises, the message is not selected; the log hears of it once a program."""
+    """Wrap the function of a package: if it raises, the message is not selected, and the first time that is logged."""
     logged = False
 
     def select(topic: str, body: bytes, sequence: int) -> bool:

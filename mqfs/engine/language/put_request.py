@@ -1,12 +1,12 @@
-"""The first line of a write to `.put`, a JSON object, and what it says.
+"""The request at the beginning of a write to `.put`: a JSON object.
 
 The keys `every` and `cron` say when a schedule is due:
 
-    every 30s                        a fixed rhythm on the engine's clock: what was missed leaves the rhythm as it was
-    cron  0 5 * * 1-5 Europe/Berlin  five fields of crontab(5) on the wall clock of a zone, UTC where none is named
+    every 30s                        a fixed rhythm on the engine clock, which missed runs do not shift
+    cron  0 5 * * 1-5 Europe/Berlin  five fields of crontab(5) on the wall clock of a zone, by default UTC
 
-Where a zone's clock skips an hour, a time of day in it is the end of that hour; where an hour comes twice it is the
-first of the two. Steps such as `*/10` pass such an hour as any other.
+A time of day in an hour that the zone's clock skips is due at the end of that hour. In an hour that occurs twice it is
+due in the first. Steps such as `*/10` treat such an hour as any other.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SHOWN = "%Y-%m-%dT%H:%M:%SZ"
 
 @attrs.frozen
 class Schedule:
-    """One of the two: a duration in ns, or fields and a zone."""
+    """When a message is published repeatedly: `every` in ns, or `cron` with five fields and perhaps a zone."""
 
     every: int = 0
     cron: str = ""
 
     def next_ns(self, wall_ns: int) -> int:
-        """The first time of `cron` after that wall time. Raises BadCommand where there is none in fifty years."""
+        """Return the first time of `cron` after that wall time. Raises BadCommand if there is none in fifty years."""
         from cronsim import CronSim, CronSimError  # here, as most servers have no schedule
 
         *fields, zone = self.cron.split() if len(self.cron.split()) == 6 else [*self.cron.split(), "UTC"]
@@ -54,22 +54,22 @@ class Schedule:
         return int(found.timestamp()) * _SECOND_NS
 
     def texts(self) -> dict[str, str]:
-        """As headers of the message that waits."""
+        """Return the schedule as headers of its delayed message."""
         return {"cron": self.cron} if self.cron else {"every": print_duration(self.every)}
 
 
 def _zone_of(name: str) -> tzinfo:
-    """Raises BadCommand."""
+    """Return the time zone of that name. Raises BadCommand."""
     if name == "UTC":
         return UTC
     try:
         return ZoneInfo(name[:_ZONE_BYTES])
-    except (LookupError, ValueError, OSError):  # no such file, no name of one, or a folder of zones
+    except (LookupError, ValueError, OSError):  # no such file, an invalid name, or a folder of zones
         raise BadCommand(f"cron: unknown zone {name[:_ZONE_BYTES]!r} (expected one such as Europe/Berlin)") from None
 
 
 def parse_cron(text: str) -> Schedule:
-    """Fields and zone. Raises BadCommand where they are invalid, or are never due."""
+    """Parse fields and zone. Raises BadCommand if they are invalid or never due."""
     words = text.split()
     if len(words) not in (5, 6):
         raise BadCommand(f"cron {text[:60]!r}: {len(words)} fields (expected {_EXAMPLE})")
@@ -79,12 +79,12 @@ def parse_cron(text: str) -> Schedule:
 
 
 def shown(time_ns: int) -> str:
-    """A wall time as in the id of a message, to the second."""
+    """Print a wall time to the second, as in the ids of a schedule's messages."""
     return datetime.fromtimestamp(time_ns // _SECOND_NS, UTC).strftime(_SHOWN)
 
 
 def parse_shown(text: str) -> int:
-    """The wall time in ns; 0 where it is none."""
+    """Parse the output of `shown` and return the wall time in ns; 0: it is not valid."""
     try:
         return int(datetime.strptime(text, _SHOWN).replace(tzinfo=UTC).timestamp()) * _SECOND_NS
     except ValueError:
@@ -96,10 +96,10 @@ def parse_shown(text: str) -> int:
 
 Parse: TypeAlias = Callable[[str, Any], Any]  # a key and its value in the object; raises BadCommand
 _decoder = json.JSONDecoder()
-_OF_LINES = {"stream", "file", "id", "kept", "expect", "lines"}  # what holds for all of them together
+_OF_LINES = {"stream", "file", "id", "kept", "expect", "lines"}  # keys that may be given with `lines`
 
 _BLANKS = (" ", "\t", "\n")
-_TIME_BYTES = len("@2026-01-31T08:00:00Z")  # behind the name of a schedule, in the ids of its messages
+_TIME_BYTES = len("@2026-01-31T08:00:00Z")  # after the name of a schedule, in the ids of its messages
 
 
 @attrs.define
@@ -107,7 +107,7 @@ class PutRequest:
     """A request of `.put`. Durations in ns."""
 
     stream: str = ""
-    file: int = 0  # the stream's inode: it is that one, whatever its name is now; 0: by the name
+    file: int = 0  # the stream's inode, which counts even if the stream was renamed; 0: the name counts
     delay: int | None = None
     at_ns: int | None = None  # wall time
     ttl: int = 0
@@ -115,16 +115,16 @@ class PutRequest:
     id: str = ""
     key: str = ""
     single: bool = False
-    kept: bool = False  # the answer is a receipt
+    kept: bool = False  # whether the answer is a receipt
     schedule: Schedule | None = None
-    expect: int | None = None  # the newest message of the stream; 0: it has none
+    expect: int | None = None  # the newest message that the stream must have; 0: none
     headers: dict[str, str] = attrs.Factory(dict)
-    lines: bool = False  # each line of the body is a message
-    is_plain: bool = False  # its messages have no headers that those of a plain write have not
+    lines: bool = False  # whether each line of the body is a message
+    is_plain: bool = False  # whether its messages have only the headers of a plain write
 
 
 def parse(data: bytes) -> tuple[PutRequest, bytes]:
-    """The object and the body. Raises BadCommand, TooLong."""
+    """Parse a write to `.put` into the request and the body. Raises BadCommand, TooLong."""
     head = data[: limits.PUT_BYTES].decode("utf-8", "surrogateescape")
     try:
         value, end = _decoder.raw_decode(head)
@@ -146,7 +146,7 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
 
 
 def _is_cut(error: Exception, head: str) -> bool:
-    """Whether the object continues behind the head: in a string, or in its last word."""
+    """Whether the object continues after `head`: the error is in an open string or in the last word."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated") or error.pos >= len(head) - len("false")
@@ -255,7 +255,7 @@ def _headers(_: str, what: Any) -> dict[str, str]:
     return what
 
 
-_KEYS: dict[str, tuple[str, Parse]] = {  # the field of PutRequest, and how its value is read
+_KEYS: dict[str, tuple[str, Parse]] = {  # the field of PutRequest, and the parser of its value
     "stream": ("stream", _name_of(limits.NAME_BYTES)),
     "file": ("file", _number(1, 1 << 64, "not an inode (expected that of the stream)")),
     "delay": ("delay", _duration),

@@ -1,7 +1,7 @@
-"""The language of `ctl`: settings and actions, read from lines and printed back.
+"""The language of `ctl`: settings and actions, parsed from lines and printed back.
 
-Performs nothing. Printed settings, written back, give the same settings. What else a new setting needs, in the library,
-the tools and the documents: docs/contributing/hacking.md.
+This module executes nothing. Printed settings, written back, give the same settings. docs/contributing/hacking.md lists
+what a new setting needs in the library, the tools and the documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERB = 16  # characters of a command's name in an error: it may be any text
 
 
 class Depth(NamedTuple):
-    """A bound of one stream; 0 = none."""
+    """The bound of one stream; 0: none."""
 
     messages: int = 0
     size: int = 0  # bytes
@@ -34,18 +34,18 @@ NO_DEPTH = Depth()
 
 
 class Setting(NamedTuple):
-    """How the value of a setting is read and printed."""
+    """How the value of a setting is parsed and printed."""
 
-    parse: Callable[..., Any]  # its words; raises BadCommand
+    parse: Callable[..., Any]  # called with the words of the value; raises BadCommand
     show: Callable[[Any], str] = str
-    choices: tuple[str, ...] = ()  # the words that it can be; none: any that `parse` takes
-    expected: str = ""  # where it is of several words
-    words: tuple[int, ...] = (1,)  # how many
-    is_newer: bool = False  # its default stays out of the log, which older servers read, too
+    choices: tuple[str, ...] = ()  # the words allowed; none: any that `parse` accepts
+    expected: str = ""  # for error texts, if it has several words
+    words: tuple[int, ...] = (1,)  # the numbers of words allowed
+    is_newer: bool = False  # the default is not recorded in the log, as older servers do not know the setting
 
 
 def parse_depth(word: str) -> Depth:
-    """A number of messages, or bytes. Raises BadCommand."""
+    """Parse a number of messages, or of bytes. Raises BadCommand."""
     size = parse_size(word)
     if size is None:
         try:
@@ -91,7 +91,7 @@ def _row(parse: Callable[..., Any], show: Callable[[Any], str] = str, **more: An
 
 
 def _choice(*words: str, **more: Any) -> Any:
-    """One of these words; the first is the default."""
+    """Make a field for a setting with one of these words; the first is the default."""
     return attrs.field(default=words[0], metadata=_row(str, choices=words, **more))
 
 
@@ -112,7 +112,7 @@ POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
 
 @attrs.frozen
 class Settings:
-    """The settings of a group, a row each, as they are printed. Durations in ns, 0 = never or for ever."""
+    """The settings of a group, in the order in which they are printed. Durations in ns; 0: never or for ever."""
 
     data: str = _choice("message", "line", "coalesce")
     replay: str = _choice("off", "last", "key", "all")
@@ -142,7 +142,7 @@ class Settings:
     dedup: int = _duration(2 * 60 * 10**9)
     idle: int = _duration()
     protect: bool = _switch()
-    sender: bool = _switch(is_newer=True)  # every message gets that header
+    sender: bool = _switch(is_newer=True)  # whether every message gets the header `sender`
     words: Words = attrs.field(  # of the patterns of the group
         default=DOTTED,
         metadata=_row(
@@ -156,7 +156,7 @@ class Settings:
     full_was_set: bool = False  # else `full` follows `deliver`
 
     def lines(self, *, given: bool = False) -> list[str]:
-        """Every setting as a ctl line; `given`: without what only follows from others."""
+        """Return every setting as a ctl line. `given`: without those that follow from others or newer defaults."""
         values = ((key, row, getattr(self, key)) for key, row in SETTINGS.items())
         return [f"{key} {row.show(value)}" for key, row, value in values if not self._is_hidden(key, value, given)]
 
@@ -168,7 +168,8 @@ class Settings:
         return given and SETTINGS[key].is_newer and value == _DEFAULTS[key]
 
     def backoff_after(self, failed: int) -> int:
-        """How long a message waits after that many failed deliveries, ns: the shortest time, doubled with each."""
+        """Return the ns that a message waits after its `failed`th failed delivery: the least time, doubled each time,
+        up to the most."""
         least, most = self.backoff
         return min(most, least << min(failed - 1, 62))
 
@@ -178,24 +179,24 @@ _DEFAULTS = attrs.asdict(Settings(), recurse=False)
 
 
 class Action(NamedTuple):
-    """A line that does something once: `eof S`, `clear [S]`, `drop S SEQ...`, `consumer NAME ...`."""
+    """A line that is executed once: `eof S`, `clear [S]`, `drop S SEQ...`, `consumer NAME ...`."""
 
     verb: str
     stream: str | None  # the first word: a stream's name, or a consumer's or view's
     sequences: tuple[int, ...] = ()
-    words: tuple[str, ...] = ()  # what follows
-    line: int = 0  # its number, where there are several
+    words: tuple[str, ...] = ()  # the words after the first
+    line: int = 0  # its line number; 0: the only line
 
 
 def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]:
-    """As `read`, all of it."""
+    """Return everything that `read` yields."""
     return list(read(text, settings))
 
 
 def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | None]]:
-    """Each command line of `text`, in order: the settings then in force, and the action if it is one.
+    """Yield for each command line of `text`, in order, the settings after it, and its action if it is one.
 
-    Raises BadCommand, as `in_line` makes it; then nothing of the text counts.
+    Raises BadCommand as `in_line` makes it; then no line of the text may be executed.
     """
     is_one_of_several = "\n" in text.strip()
     for number, line in enumerate(text.split("\n"), 1):
@@ -212,7 +213,7 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
 
 
 def in_line(error: BadCommand, line: str, number: int, text: str) -> BadCommand:
-    """The error of that line of a text of commands: with its command, and with its number where there are several."""
+    """Return an error for a line of commands: with the verb, and with the line's number if `text` has several lines."""
     verb, detail = line.split(None, 1)[0][:_VERB], error.detail
     if not detail.startswith((verb, "unknown ")):
         detail = f"{verb}: {detail}"
@@ -220,10 +221,10 @@ def in_line(error: BadCommand, line: str, number: int, text: str) -> BadCommand:
 
 
 def split_line(line: str) -> list[str]:
-    """The words of a line; after `bind NAME` a program is the rest of it, as it stands. Raises BadCommand."""
+    """Split a line into words; after `bind NAME` a program is the rest of the line. Raises BadCommand."""
     verb = line.split(None, 1)[:1]
     if verb in (["bind"], ["unbind"], ["words"]) and line.rstrip().endswith(" #"):
-        return [*split(line), "#"]  # the pattern of everything; a comment would go on
+        return [*split(line), "#"]  # the pattern of everything: a comment would have a text
     if verb in (["bind"], ["unbind"]):
         name, rest = programs.binding(line)
         return [verb[0], name, rest] if rest else [verb[0], name]
@@ -231,7 +232,7 @@ def split_line(line: str) -> list[str]:
 
 
 def parse_settings(lines: Sequence[str]) -> Settings:
-    """Settings from lines that hold no action, on top of the defaults. Raises BadCommand."""
+    """Parse settings, on top of the defaults, from lines without actions. Raises BadCommand."""
     return _parse_settings("\n".join(lines))
 
 
@@ -244,7 +245,7 @@ def _parse_settings(text: str) -> Settings:
     return steps[-1][0] if steps else Settings()
 
 
-USAGE = {  # of each action: [] may be left out, ... is any number; this is its grammar
+USAGE = {  # the grammar of each action: words in [] are optional, ... is any number
     "eof": "eof STREAM",
     "clear": "clear [STREAM]",
     "drop": "drop STREAM SEQUENCE...",

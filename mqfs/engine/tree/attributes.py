@@ -1,4 +1,4 @@
-"""Nodes of the tree: found by name, listed, what stat(2) says of them, who may change them, and chmod and chown."""
+"""Nodes of the tree: look-up by name, listing, stat(2), permissions, and chmod and chown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree
 
 _LISTED = 256  # names in one step
-_BLOCK_BYTES = 4_096  # of the figures of a store in memory
+_BLOCK_BYTES = 4_096  # block size in the figures of a store in memory
 
 
 def attributes(node: Node) -> Attributes:
@@ -55,7 +55,7 @@ def stat_of(node: Node) -> Stat:
 
 
 def _times(node: Node) -> tuple[int, int, int, int]:
-    """(mtime, ctime, bytes kept, links)"""
+    """Return (mtime, ctime, bytes retained, links); times in wall ns."""
     if isinstance(node, Stream):
         made = node.state.made_ns
         if node.removed:
@@ -73,7 +73,7 @@ def _times(node: Node) -> tuple[int, int, int, int]:
 
 
 def find_in_group(group: Group, name: str) -> Node | None:
-    """The file or directory of that name in a group."""
+    """Return the file or directory of that name in a group, or None."""
     if name in META_FILES:
         return Meta(group, name)
     if name in FOLDERS:
@@ -82,7 +82,7 @@ def find_in_group(group: Group, name: str) -> Node | None:
 
 
 def find_in_folder(folder: Folder, name: str) -> Node | None:
-    """The file or part of that name in one of a group's own directories."""
+    """Return the file or part of that name in one of a group's own directories, or None."""
     if isinstance(folder, StagingFolder):
         return folder.find(name)
     if folder.name == ".consumers":
@@ -93,7 +93,7 @@ def find_in_folder(folder: Folder, name: str) -> Node | None:
 
 
 def files_in(directory: Group | Folder) -> Work[list[Node]]:
-    """Everything in a directory, by name."""
+    """Return all nodes of a directory, sorted by name, in steps."""
     found: dict[str, Node] = {}
     if directory.removed:
         return []
@@ -124,7 +124,7 @@ def _files_in(directory: Group | Folder) -> Iterable[Node]:
 
 
 def depth(group: Group) -> int:
-    """How many groups stand above it, the root not counted as one."""
+    """Return the number of steps from a group up to the root: 0 for the root."""
     levels = 0
     while group.parent is not group:
         group, levels = group.parent, levels + 1
@@ -137,13 +137,13 @@ def require_unprotected(group: Group) -> None:
 
 
 def is_snapshot(node: Node) -> bool:
-    """Whether it is, open for reading, of one moment, and has a size."""
+    """Whether an open for reading shows the file as of one moment, with a size."""
     return isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.name in TEXTS)
 
 
 def disk_space(path: str) -> os.statvfs_result:
-    """The figures of a store's disk, for df and programs that look for free space; of a store in memory, which has no
-    path, the bound of one group. Raises DiskFailed."""
+    """Return the figures of the disk at `path`, for df and programs that check for free space. A store in memory has no
+    path ("") and the bound of one group as its size. Raises DiskFailed."""
     if not path:
         blocks = limits.MEMORY_BYTES // _BLOCK_BYTES
         files = limits.STREAMS
@@ -158,13 +158,13 @@ def disk_space(path: str) -> os.statvfs_result:
 
 # ------------------------------------------------------------ grants
 
-# What a user may do with a file: by its mode, and by the token that the user came with.
+# The permissions of a user on a file depend on its mode, and on the user's token, if there is one.
 #
-# A token narrows its user's permissions to a scope and to a path: one file, or a group and all below it. Above the
-# path its groups can be walked through and nothing else. Any other name is Denied, whether it is there or not: "file
-# does not exist" would have to be answered for what does exist, and would make clients try to create it.
+# A token narrows its user's permissions to a scope and to a path: one file, or a group and all below it. The groups
+# above the path can be walked through, nothing else. Any other name is Denied, whether it exists or not: "file does not
+# exist" would be false for files that exist, and would make clients try to create them.
 
-CHANGE = W | X | ADMIN  # of a directory
+CHANGE = W | X | ADMIN  # to make, remove or rename a file in a directory
 
 
 def permit(user: User, node: Node, mask: int) -> None:
@@ -183,14 +183,14 @@ def permit_walk(user: User, directory: Node, name: str) -> None:
 
 
 def permit_staging(user: User, directory: StagingFolder) -> None:
-    """Check the token for what `.txn` does with parts, which has rules of its own for modes. Raises Denied."""
+    """Check only the token for a change of parts in `.txn`, which checks modes itself. Raises Denied."""
     if user.grant is not None:
         require_scope(user, W, directory.name)
         _require_path(user.grant, path_of(directory))
 
 
 def permit_open(user: User, node: Node, reads: bool, writes: bool, *, made: bool) -> None:
-    """Check an open(2). `made`: by this very call, so the mode does not bind the user. Raises Denied."""
+    """Check an open(2). `made`: the same call made the file, so the mode is not checked. Raises Denied."""
     mask = (R if reads else 0) | (W if writes else 0)
     if user.grant is not None:
         require_scope(user, _scope_of(node, mask), node.name)
@@ -200,7 +200,8 @@ def permit_open(user: User, node: Node, reads: bool, writes: bool, *, made: bool
 
 
 def _scope_of(node: Node, mask: int) -> int:
-    """The scope that it takes. A write to `.cursor` is its reader's own affair, a part of a transaction a publish."""
+    """Return the mask that a token's scope must allow. `ctl` needs ADMIN, a write to `.cursor` only R, as it affects
+    no other reader. Changes of a part need W, as a publish does."""
     if isinstance(node, StagingFolder):
         return mask & ~ADMIN
     if isinstance(node, Meta) and mask & W and not isinstance(node, TxnCtl):
@@ -209,7 +210,7 @@ def _scope_of(node: Node, mask: int) -> int:
 
 
 def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False) -> None:
-    """Raises Denied outside of a token's path. `through`: the groups above it will do."""
+    """Check that a path is within a token's path; with `through` also the groups above it. Raises Denied."""
     wanted = grant.path
     if path[: len(wanted)] != wanted and not (through and wanted[: len(path)] == path):
         raise Denied(f"{print_path(path)}: outside the path of token {grant.id} (expected {print_path(wanted)})")
@@ -219,7 +220,7 @@ def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False)
 
 
 def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gid: int | None) -> Step[None]:
-    """As Tree.setattr."""
+    """Change mode, owner or group of a file; see Tree.setattr."""
     own = attributes(node)
     if node.removed:
         raise errors.NotFound(f"{node.name!r}: removed")
@@ -242,7 +243,7 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
 
 
 def _why_fixed(node: Folder | SnapshotNode | TakeFile | View | StagedStream) -> str:
-    """Why its attributes never change."""
+    """Return why the attributes of a node cannot be changed, for an error text."""
     if isinstance(node, View):
         return "a view has mode 444"
     if isinstance(node, PartFolder):
@@ -258,10 +259,10 @@ def _why_fixed(node: Folder | SnapshotNode | TakeFile | View | StagedStream) -> 
 
 # ------------------------------------------------------------ listing
 
-# Open directories, of all front ends: what each held when it was read from its beginning.
+# Open directories, for all front ends: each has a copy of its names from when it was read from its beginning.
 #
-# So files that are removed meanwhile make a reader skip none and repeat none. The names are charged to the user's share
-# of the server's memory.
+# So a removal meanwhile does not make a reader skip or repeat a name. The names are charged to the user's share of the
+# server's memory.
 
 
 class Listing:
@@ -270,15 +271,16 @@ class Listing:
     __slots__ = ("_account", "_closed", "_held", "_tree", "is_there", "node", "nodes", "user")
 
     def __init__(self, tree: Tree, user: User, node: Any, account: Hashable) -> None:
-        """`node`: a group, or one of its folders. `account`: whose share it is of. Raises OverLimit."""
+        """Open a directory. `node`: a group, or one of its folders. `account`: the user whose share of memory is
+        charged. Raises OverLimit."""
         self._tree, self._account, self.user, self.node = tree, account, user, node
         self.nodes: list[Node] = []
-        self.is_there = False  # they were read
+        self.is_there = False  # whether `nodes` were read
         self._closed = False
         self._held = tree.memory.change(account, 0, limits.LISTING_BYTES)
 
     def begin(self) -> Step[None]:
-        """Read what it holds now. Raises Denied, OverLimit."""
+        """Read the present nodes of the directory. Raises Denied, OverLimit."""
         group: Group = self.node.group
         return group.portions.run(self._read(self._tree.entries(self.user, self.node)))
 

@@ -1,6 +1,6 @@
-"""The open files of a tree: who has which, how many each user, and what kind of handle a file gets.
+"""The open files of a tree by group, their number by user, and the kind of handle that a file gets.
 
-Calls of the tree that leave an audit line: each change, and each refusal.
+Also the audit lines of the tree's calls: one for each change, and each refusal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPENS: dict[str, type[OpenFile]] = {
 
 
 class OpenFiles:
-    """The open files of a tree, counted for each user."""
+    """The open files of a tree, counted by user."""
 
     def __init__(self, meters: Meters | None) -> None:
         self.meters = meters
@@ -48,7 +48,7 @@ class OpenFiles:
         self._shares = UserLimits("open files", "HANDLES")
 
     def open(self, user: User, node: File, reads: bool, writes: bool) -> OpenFile:
-        """A new handle, counted. Raises Denied, OverLimit, OverQuota, and what the file refuses."""
+        """Open a file and count the handle. Raises Denied, OverLimit, OverQuota, and as the kind of file."""
         kind = _kind(node, reads, writes)
         meter = self.meters.of(user.uid) if self.meters is not None else None
         if meter is not None:
@@ -75,11 +75,11 @@ class OpenFiles:
         self._shares.release(handle.user.uid)
         if self.meters is not None and (meter := self.meters.of(handle.user.uid)) is not None:
             meter.detach(handle)
-        for name in ("read", "write"):  # of a handle that is metered or audited: they refer to it
+        for name in ("read", "write"):  # wrappers of metered and audited handles: they form reference cycles
             vars(handle).pop(name, None)
 
     def quota_use(self, uid: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The use of quotas, each with the number of the user; of one user or of all."""
+        """Yield the number of each user with a quota, as text, and its use; `uid`: of this user only."""
         meters = self.meters.all() if self.meters is not None else []
         return ((str(m.uid), m.use(self._shares.of(m.uid))) for m in meters if uid in (None, m.uid))
 
@@ -95,7 +95,7 @@ class OpenFiles:
 
 
 def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
-    """What an open file of that kind is. Raises Denied."""
+    """Return the class of handle for a file and an access mode. Raises Denied."""
     if isinstance(node, Stream):
         if node.group.log.settings.deliver == "one" and reads:
             return WorkStreamHandle if writes else PeekHandle
@@ -119,7 +119,7 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
 
 
 def audit_writes(handle: OpenFile) -> None:
-    """`--audit all`: leave a line for each write to a handle from now on that is accepted."""
+    """Write an audit line for each accepted write to a handle from now on (`--audit all`)."""
     write = handle.write
 
     def audited(data: bytes, offset: int = 0) -> Step[int]:
@@ -138,8 +138,8 @@ CHANGES = ("create", "mkdir", "unlink", "rmdir", "rename", "setattr")
 
 
 def audit_calls(tree: Any) -> None:
-    """Let the methods of a tree whose first arguments are a user and a node leave lines, from now on. One without an
-    audit pays nothing."""
+    """Wrap the tree's methods whose first arguments are a user and a node, so that they write audit lines. A tree
+    without an audit is not slowed down."""
     for name in LOOKS:
         setattr(tree, name, _refusals(tree, getattr(tree, name)))
     for name in CHANGES:
@@ -164,7 +164,7 @@ def _changes(tree: Any, method: Any) -> Any:
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        user, path, detail = explain(method, args, kwargs)  # before: it may be gone then
+        user, path, detail = explain(method, args, kwargs)  # before the call, which may remove the node
         done = refusals(*args, **kwargs)
         tree.audit.note(user, method.__name__, path, detail)
         return done
@@ -173,7 +173,7 @@ def _changes(tree: Any, method: Any) -> Any:
 
 
 def explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
-    """Who called it, of what, and its arguments in words."""
+    """Return the user of a call, the path of the file, and the other arguments as text."""
     given: dict[str, Any] = {**dict(zip(inspect.signature(method).parameters, args, strict=False)), **kwargs}
     user, node, *_ = given.values()
     path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)
@@ -181,6 +181,6 @@ def explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
 
 
 def _print(given: dict[str, Any]) -> str:
-    """The arguments that are names and numbers."""
+    """Print the arguments that are names or numbers."""
     known = {key: value for key, value in given.items() if isinstance(value, str | int)}
     return ", ".join(f"{key} {value:o}" if key == "mode" else f"{key} {value}" for key, value in known.items())

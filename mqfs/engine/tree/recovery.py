@@ -1,6 +1,6 @@
-"""The start: what each group was, read from its log.
+"""The start of a tree: the state of each group is read from its log.
 
-A group that cannot be read, and the groups inside it, are not served; the others are.
+A group that cannot be read is not served, nor are the groups inside it. All others are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mqfs.syntax.names import with_suffix
 
 
 class Place(NamedTuple):
-    """Where a group is that is not served. `parent` None: in any group that is older. `known`: its name is not another
-    one by now."""
+    """The place of a group that is not served. `parent` None: any older group may be its parent. `known`: whether the
+    name is current; else the group may have been renamed since."""
 
     parent: int | None = None
     name: str | None = None
@@ -30,12 +30,12 @@ class Place(NamedTuple):
 
 
 class Unserved:
-    """Groups that are not served. Their names stay taken until they are served or removed by hand: of one that cannot
-    be read any new name of a group may be its own, in a group that may be its parent."""
+    """The groups that are not served. Their names stay taken until the groups are served or removed by hand. While the
+    name of one is not known, no group can be made where it may be."""
 
     def __init__(self) -> None:
         self._places: dict[int, Place] = {}
-        self._retried: set[int] = set()  # those that the disk could not read: perhaps it can later
+        self._retried: set[int] = set()  # groups that the disk could not read: a later try may succeed
         self._due_ns = 0
         self._pause_ns = 10**9
 
@@ -46,7 +46,7 @@ class Unserved:
         return number in self._places
 
     def leave(self, number: int, error: Exception, place: Place | None = None) -> None:
-        """Do not serve a group: it can still be repaired. Raises BadStore where it is the root."""
+        """Enter a group as not served; it can still be repaired. Raises BadStore for the root."""
         if number == ROOT:
             raise errors.BadStore(f"root group: {error} (run mqfs check --fix)") from error
         if number not in self._places:
@@ -56,26 +56,27 @@ class Unserved:
             self._retried.add(number)
 
     def require_free(self, parent: int, name: str) -> None:
-        """Raises DiskFailed where that name is that of one of them."""
+        """Check that no group that is not served has that name. Raises DiskFailed."""
         for number, place in self._places.items():
             if place[:2] == (parent, name):
                 raise errors.DiskFailed(f"cannot open {name!r}: group {number} is not served (see the server's log)")
 
     def require_known(self, parent: int, what: str) -> None:
-        """Raises DiskFailed where a group that is in the way of `what` may be one of them, in that group."""
+        """Check that no group with an unknown name may be in the group `parent`. Raises DiskFailed, naming `what`."""
         for number, place in self._places.items():
             if not place.known and (place.parent == parent or (place.parent is None and parent < number)):
                 raise errors.DiskFailed(f"cannot {what}: group {number} cannot be read (see the server's log)")
 
     def require_empty(self, parent: int, name: str) -> None:
-        """Raises DiskFailed where one of them is in that group, or may be."""
+        """Check that no group that is not served is, or may be, in the group `parent`. Raises DiskFailed."""
         self.require_known(parent, f"remove {name!r}")
         for number, place in self._places.items():
             if place.parent == parent:
                 raise errors.DiskFailed(f"cannot remove {name!r}: group {number} in it is not served")
 
     def read_again(self, store: Store, now_ns: int, build: Callable[[Bucket, GroupState], None]) -> None:
-        """Serve those that can be read by now; at most once in a while."""
+        """Try again to read the groups that the disk could not read, and `build` those that it can. Does nothing until
+        a pause is over, which grows from one second."""
         if not self._retried or now_ns < self._due_ns:
             return
         self._due_ns, self._pause_ns = now_ns + self._pause_ns, min(2 * self._pause_ns, limits.LOG_AGAIN_S * 10**9)
@@ -100,8 +101,8 @@ class Unserved:
 def read_states(
     store: Store, unserved: Unserved, progress: Callable[[int, int], None] | None
 ) -> list[tuple[Bucket, GroupState]]:
-    """Every group that can be read, by number: a group is younger than its parent. `progress` is called with how many
-    of how many were read; what it raises ends the start."""
+    """Return bucket and state of every group that can be read, by number, so each after its parent, which is older.
+    `progress` is called with the number read and the total; an exception of it ends the start."""
     read: list[tuple[Bucket, GroupState]] = []
     numbers = sorted(store.groups())
     for done, number in enumerate(numbers):
@@ -110,7 +111,7 @@ def read_states(
         try:
             bucket = store.open(number)
             read.append((bucket, read_state(bucket)))
-        except errors.NotFound:  # its log says that it was removed
+        except errors.NotFound:  # removed, as its log says
             continue
         except Exception as error:
             unserved.leave(number, error, _place(store, number, numbers))
@@ -118,8 +119,8 @@ def read_states(
 
 
 def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
-    """What the head of a segment tells of a group that cannot be read. It stays in its parent while that is there, but
-    may have been renamed since."""
+    """Return the place of a group that cannot be read, from the heads of its segments. Its parent is still the same if
+    it exists, but the group may have been renamed since."""
     for head in store.heads(number):
         if (found := place_of(head)) is not None and found[0] == number and found[1] in numbers:
             return Place(*found[1:])
@@ -127,11 +128,11 @@ def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
 
 
 def read_state(bucket: Bucket) -> GroupState:
-    """A group as its log tells it: the newest state and the changes after it. One whose state is not whole is
-    read-only. Raises BadStore."""
+    """Read the state of a group from its log: the newest STATE record and the changes after it. A group with a damaged
+    state becomes read-only. Raises BadStore."""
     body, records = bucket.upkeep.history()
     if body is None and bucket.id == ROOT:
-        raise errors.BadStore("no state is whole (see quarantine/)")  # its permissions are everybody's
+        raise errors.BadStore("no state is whole (see quarantine/)")  # the root's permissions concern all users
     owner = Attributes(0o700, os.geteuid(), os.getegid())
     try:
         state = salvage.unknown(bucket.id, owner) if body is None else GroupState.decode(body)
@@ -147,7 +148,7 @@ def read_state(bucket: Bucket) -> GroupState:
 
 
 def new_state(clock: Clock, ctl: list[str], number: int, parent: int, name: str, mode: int, user: User) -> GroupState:
-    """The state of a new group."""
+    """Make the state of a new group."""
     return GroupState(
         mode=mode & 0o7777,
         uid=user.uid,
@@ -162,13 +163,13 @@ def new_state(clock: Clock, ctl: list[str], number: int, parent: int, name: str,
 
 
 def adopt(group: Group, groups: Mapping[int, Group]) -> None:
-    """Put a group that was read from the store into its parent, under a free name."""
+    """Enter a group that was read from the store in its parent, under a free name."""
     if group.number == ROOT:
         return
     parent = groups.get(group.state.parent, groups[ROOT])
     taken = parent.groups.keys() | parent.streams.keys() | parent.views.keys()
     if group.name in taken or parent.number != group.state.parent:
-        # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
+        # Only one of two renames reached the disk, or the parent was lost: keep both groups, visibly.
         group.state.name = with_suffix(group.name, f".lost-{group.number}")
         group.state.parent = parent.number
     group.parent = parent

@@ -1,7 +1,7 @@
-"""The tree: groups in groups, and every call a front end makes on names.
+"""The tree: groups in groups, and every call of a front end on names.
 
-Names are walked, opened, made, removed and renamed here, with their permissions. Open files and parked calls are
-counted, and maintenance runs. It performs nothing on a log itself: that is the group's.
+Tree walks, opens, makes, removes and renames names, and checks permissions. It counts open files and parked calls, and
+runs maintenance. It never appends to a log: groups do.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import check_name
 
 T = TypeVar("T")
-_Making = tuple[int, list[Callable[[], None]]]  # its owner, and calls that wait until it is made
+_Making = tuple[int, list[Callable[[], None]]]  # of a group being made: its owner, and calls that wait for it
 
 
 class Tree:
@@ -103,9 +103,9 @@ class Tree:
         self.closing, self.unserved, self._prepare = False, Unserved(), prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
-        self._making: dict[tuple[Group, str], _Making] = {}  # while the disk is waited for
+        self._making: dict[tuple[Group, str], _Making] = {}  # by parent and name, until the disk has the group
         self.open_files = OpenFiles(Meters(quotas, self) if quotas is not None else None)
-        self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a front end's clients
+        self.waits = UserLimits("reads and writes that wait", "PARKED")  # charged by the front ends
         self._load(owner, umask, progress)
         if audit.changes:
             audit_calls(self)
@@ -136,7 +136,7 @@ class Tree:
         self.dirty_groups.update(groups)
 
     def _build(self, bucket: Bucket, state: GroupState) -> None:
-        """Serve a group, if its settings and names make sense and its parent is served."""
+        """Serve a group, if its settings and names are valid and its parent is served."""
         try:
             if state.parent in self.unserved:
                 raise errors.BadStore(f"its parent is not served: group {state.parent}")
@@ -153,7 +153,7 @@ class Tree:
             self._begin([group])
 
     def _find(self, group: Group, name: str) -> Node | None:
-        """The file of that name, if there is one. Raises DiskFailed where it is a group that is not served."""
+        """Return the file of that name in a group, or None. Raises DiskFailed for a group that is not served."""
         if (found := find_in_group(group, name)) is None and self.unserved:
             self.unserved.read_again(self.store, self.clock.engine_ns(), self._build_late)
             if (found := find_in_group(group, name)) is None:
@@ -166,13 +166,13 @@ class Tree:
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = new_state(self.clock, self.defaults, ROOT, ROOT, "/", 0o775 & ~umask, owner)
-        self.store.number()  # ROOT in a new store; a later one where the making of a store was cut short
+        self.store.number()  # uses up ROOT in a new store; a later number if making the store was interrupted
         self.groups[ROOT] = Group(self, self.store.make(ROOT, state.encode()), state)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ look-up
 
     def walk(self, user: User, node: Node, name: str) -> Node:
-        """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
+        """Return the file of that name in a directory; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
         if not isinstance(node, Group | Folder):
             raise errors.NotDirectory(f"{node.name!r}: a file, not a group")
         if node.removed:
@@ -189,7 +189,7 @@ class Tree:
         return found
 
     def find(self, user: User, path: str) -> Node:
-        """The file at a path from the root."""
+        """Return the file at a path from the root. Raises as `walk`."""
         node: Node = self.root
         for name in path.split("/"):
             if name not in ("", "."):
@@ -197,11 +197,11 @@ class Tree:
         return node
 
     def access(self, user: User, node: Node, mask: int) -> None:
-        """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
+        """Check that the user has all permissions of `mask` (os.R_OK, W_OK, X_OK). Raises Denied."""
         permit(user, node, mask)
 
     def entries(self, user: User, directory: Group | Folder) -> Work[list[Node]]:
-        """Everything in a directory, by name, to be looked at in steps. Raises Denied, at once."""
+        """Return work that lists the nodes of a directory by name. Raises Denied at once, not in the work."""
         permit(user, directory, R)
         if isinstance(directory, StagingFolder) and not directory.removed:
             require(user, directory.group.state, X, directory.name)
@@ -211,15 +211,15 @@ class Tree:
         return stat_of(node)
 
     def parent(self, node: Node) -> Group | Folder:
-        """The directory that a file is in."""
+        """Return the directory of a file."""
         return nodes.parent(node)
 
     # ------------------------------------------------------------ opening
 
     def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> OpenFile:
-        """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
+        """Open a file. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
 
-        `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
+        `made`: the same call of the user made the file, so its mode is not checked, as in open(2).
         """
         if isinstance(node, Group | Folder):
             raise errors.IsDirectory(f"{node.name!r}: a directory, not a file")
@@ -235,7 +235,7 @@ class Tree:
     # ------------------------------------------------------------ making and removing
 
     def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
-        """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
+        """Make a stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
         group = directory.group
         if isinstance(directory, Group):
             if (making := self._making.get((directory, name))) is not None:
@@ -262,8 +262,8 @@ class Tree:
     def mkdir(
         self, user: User, group: Group | Folder, name: str, mode: int, settings: Sequence[str] = ()
     ) -> Step[Node]:
-        """A new group, on disk when this returns; in `.txn` a part. `settings`: ctl lines that it has from the first
-        moment, on top of the defaults. Raises Exists, BadName, Denied, OverLimit, BadCommand."""
+        """Make a group, which is on disk when the step is done; in `.txn` a part. `settings`: its first ctl lines, on
+        top of the defaults. Raises Exists, BadName, Denied, OverLimit, BadCommand, DiskFailed."""
         if isinstance(group, StagingFolder):
             permit_staging(user, group)
             return group.mkdir(user, name, mode)
@@ -274,7 +274,7 @@ class Tree:
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
         mine = used = len(self.groups) + len(self._making) + 1
-        if used > limits.GROUPS // 2:  # below, no user can have too many: they are not counted
+        if used > limits.GROUPS // 2:  # with fewer in all no user can have too many, so they are not counted
             mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
             mine += sum(uid == user.uid for uid, _ in self._making.values())
         require_share("groups", limits.GROUPS, user.uid, mine, used)
@@ -321,9 +321,9 @@ class Tree:
         check_name(name)
 
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
-        """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
-        `rm -r` works. Raises Busy for a consumer that holds claims."""
-        pid = user.pid if user.where == "fuse" else 0  # a 9P client has one for all its processes
+        """Remove a stream, a consumer, or a view with all its bindings. A group's own file stays, without an error, so
+        that `rm -r` works. Raises Busy for a consumer that holds claims."""
+        pid = user.pid if user.where == "fuse" else 0  # a 9P client has one pid for all its processes
         if isinstance(directory, StagingFolder):
             directory.unlink(user, name, pid)
             return None
@@ -354,7 +354,7 @@ class Tree:
         return group.log.after_metadata_sync(None)
 
     def unmake(self, stream: Stream) -> None:
-        """Take back a stream that was made for a write that was refused, unless it is in use by now."""
+        """Remove a stream that was made for a write that was then refused, unless it is in use meanwhile."""
         group = stream.group
         if stream.removed or stream.opens or group.fanout.is_selected(stream):
             return
@@ -370,9 +370,9 @@ class Tree:
         require_unprotected(stream.group)
 
     def rmdir(self, user: User, group: Group | Folder, name: str, *, is_unmade: bool = False) -> Step[None]:
-        """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
-        does nothing; of a part in `.txn` it is an abort. `is_unmade`: it was made for a request that was refused, and
-        may be protected."""
+        """Remove a group without streams and groups; on disk when the step is done. `.consumers`, `.kept` and `.txn`
+        stay, without an error; a part in `.txn` is aborted. `is_unmade`: the group was made for a request that was then
+        refused, so `protect` is not checked."""
         if isinstance(group, StagingFolder):
             permit_staging(user, group)
             group.rmdir(user, name)
@@ -396,7 +396,7 @@ class Tree:
         self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
-        victim.removed = True  # nothing begins in it while the disk is waited for
+        victim.removed = True  # no call may start in it while the disk is waited for
         copied: Wait[None] = Wait()
         try:
             step = self.store.remove(victim.number, answering(copied, None, NOT_REPLICATED))
@@ -410,7 +410,7 @@ class Tree:
         return removed
 
     def _end_removal(self, victim: Group, done: Wait[None], copied: Wait[None]) -> Step[None]:
-        """The disk has it, or not: then the group is there again."""
+        """Complete a removal that the disk has, or restore the group if the disk failed."""
         try:
             done.result()
         except errors.MqfsError:
@@ -420,7 +420,7 @@ class Tree:
         return self._forget(victim, copied)
 
     def _forget(self, victim: Group, copied: Wait[None]) -> Step[None]:
-        """A group was removed."""
+        """Take a removed group out of the tree, and answer its waiting calls."""
         parent = victim.parent
         del parent.groups[victim.name], self.groups[victim.number]
         parent.catalog_version += 1
@@ -429,7 +429,8 @@ class Tree:
         return copied if victim.settings.sync == SYNC_REPLICA and not copied.settled else None
 
     def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
-        """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
+        """Rename a stream or group inside its group. Raises NotPermitted for another group or a fixed file, Exists for
+        a name in use, NotFound, Denied."""
         permit(user, group, CHANGE)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"cannot rename {name!r}")
@@ -438,7 +439,7 @@ class Tree:
             if find_in_group(group, name) is not None:
                 raise errors.NotPermitted(f"cannot rename {name!r}")
             raise not_found(group, name)
-        if isinstance(node, Group) and node.removed:  # the disk is waited for
+        if isinstance(node, Group) and node.removed:  # its removal waits for the disk
             raise not_found(group, name)
         if to is not group:
             raise errors.NotPermitted("cannot move a file into another group")
@@ -462,18 +463,18 @@ class Tree:
     def setattr(
         self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
     ) -> Step[None]:
-        """chmod and chown: for the owner; a new owner only by root, a new group only one of the user's. Raises
-        NotFound, NotPermitted, Denied."""
+        """Change mode, owner or group of a file, for its owner. Only root may change the owner; the new group must be
+        one of the user's. Raises NotFound, NotPermitted, Denied."""
         return set_attributes(user, node, mode, uid, gid)
 
     def sync(self, node: Node) -> Step[None]:
-        """Everything written to the node's group so far is on disk."""
+        """Wait until everything written to the node's group so far is on disk."""
         return node.group.log.after_sync(None)
 
     # ------------------------------------------------------------ house-keeping
 
     def tick(self) -> None:
-        """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
+        """Run maintenance, retry groups that are not served, and measure quotas. Called once a second."""
         self._maintenance.tick(self.groups)
         self.unserved.read_again(self.store, self.clock.engine_ns(), self._build_late)
         if self.kept_quotas is not None:
@@ -484,7 +485,7 @@ class Tree:
         self.timers.run(self.clock)
 
     def close(self) -> None:
-        """Answer all parked calls: reads with end-of-file, writers without room with an error. Claims are released."""
+        """Answer all parked calls: reads with end-of-file, blocked writers with an error. Claims are released."""
         self.closing = True
         for group in self.groups.values():
             self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
@@ -501,28 +502,29 @@ class Tree:
 # ------------------------------------------------------------ maintenance
 
 log = logging.getLogger("mqfs.engine")
-_STREAMS = 256  # looked at in one step
+_STREAMS = 256  # streams examined in one step
 
 
 class Maintenance:
-    """The periodic work of a tree, contained group by group. `dirty`: the groups that it has to look at."""
+    """The periodic work of a tree; a fault concerns one group. `dirty`: the groups that need maintenance."""
 
     def __init__(self, store: Store, clock: Clock, faults: Faults, timers: Timers) -> None:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
         self.dirty: set[Group] = set()
-        self._turn: list[Group] = []  # those that are still to be looked at
-        self._idle: set[Group] = set()  # whose streams are being looked at
-        self._full: set[int] = set()  # the groups that were reported as without room
-        self._ahead_ns = clock.wall_ns() - clock.engine_ns()  # what the wall clock is before the engine's
+        self._turn: list[Group] = []  # groups still to be maintained in this round
+        self._idle: set[Group] = set()  # groups in which idle streams are being removed
+        self._full: set[int] = set()  # groups that were reported as without room
+        self._ahead_ns = clock.wall_ns() - clock.engine_ns()  # wall clock minus engine clock
 
     def begin(self, root: Group) -> None:
-        """The tree is loaded, and the engine's clock was resumed."""
+        """Start maintenance after the tree was loaded and the engine clock resumed."""
         self._ahead_ns = self._clock.wall_ns() - self._clock.engine_ns()
         self._root = root
         self._alarm = Alarm(self._timers, root, LOOKING, "maintenance", lambda _: self._look_at_groups())
 
     def tick(self, groups: Mapping[int, Group]) -> None:
-        """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
+        """Maintain the dirty groups: expire messages, remove idle streams, trim, unblock writers. Called once a
+        second."""
         self._faults.contain(self._root, "noting a step of the clock", partial(self._look_at_clocks, groups))
         if not self._turn:
             self._turn = list(self.dirty)
@@ -531,7 +533,7 @@ class Maintenance:
         self._report_full(groups)
 
     def _look_at_groups(self) -> None:
-        """A slice of them, the rest later; then a portion of what the store has to do."""
+        """Maintain groups for at most SLICE_S at once; after the last one let the store do a portion of its work."""
         until = self._clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._turn:
             if not (group := self._turn.pop()).removed:
@@ -545,11 +547,11 @@ class Maintenance:
         if not group.settings.ttl and not group.settings.idle:
             self.dirty.discard(group)
         succeeded = self._faults.contain(group, "maintenance", partial(self._maintain, group))
-        if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
+        if not succeeded and group.log.end.failed is None:  # a failed log is not retried
             self.dirty.add(group)
 
     def _report_full(self, groups: Mapping[int, Group]) -> None:
-        """One line a group, in the log and in `.errors`, when the disk has no room for it, and one when it has."""
+        """Report once for each group, in the log and in `.errors`, that the disk has no room; log when it has again."""
         full, before = set(self._store.full), self._full
         self._full = full
         for number in full ^ before:
@@ -568,7 +570,8 @@ class Maintenance:
         group.unblock()
 
     def _look_at_clocks(self, groups: Mapping[int, Group]) -> None:
-        """Record a step of the wall clock in one log: at the next start the newest record sets the clock."""
+        """Record a step of the wall clock in the root's log, as the newest record of all logs sets the clock at the
+        next start. Schedules compute their times again."""
         ahead = self._clock.wall_ns() - self._clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead
@@ -596,7 +599,7 @@ class Maintenance:
 
 
 def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
-    """The result of a call once a group of that name is made: then the name is taken, or it is free again."""
+    """Repeat a call once the making of a group of that name has ended, and return its result."""
     wait: Wait[Node] = Wait()
     making[1].append(lambda: wait.follow_call(call))
     return wait
@@ -604,18 +607,18 @@ def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
 
 def _remove_if_empty(group: Group, stream: Stream, why: str = "an idle stream is removed") -> None:
     if group.ring is not None:
-        group.ring.drain()  # what is in it may be for this one
+        group.ring.drain()  # it may have messages for this stream
     if not _is_empty(group, stream):
         return
     if group.ring is not None:
-        group.ring.retire(why)  # more may come
+        group.ring.retire(why)  # more messages could be published
         if group.ring is not None or not _is_empty(group, stream):
             return
     group.remove_stream(stream)
 
 
 def _is_empty(group: Group, stream: Stream) -> bool:
-    """Whether nothing that was accepted is for it, nor waits for it."""
+    """Whether a stream has no retained, held, delayed or blocked message, and no receiver."""
     kept, own = stream.kept, stream.default_consumer
     kept.update_low_watermark()
     if kept.count or kept.held_count or group.held.bytes_of(stream.number):
