@@ -1,7 +1,7 @@
-"""Audit lines: who changed what, who was refused what, and the first use of a token.
+"""Audit lines: which user changed what, which was refused, and the first use of a token.
 
-Lines go to the server's log, and none has a secret or a body. No change is left out. Of the refusals of one user in one
-second the first have a line each, then one line has the number of the others.
+Lines go to the server's log, and never contain a secret or a body. Every change is logged. Of the refusals of one user
+in one second, the first have a line each, then one line has the number of the others.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ REFUSALS = (Denied, NotPermitted)
 
 
 class Audit:
-    """The audit log. `changes`: lines of changes of tree and settings, and of refusals; `publishes`: these too."""
+    """The audit log. `changes`: log changes of tree and settings, and refusals; `publishes`: log publishes, too."""
 
     def __init__(self, level: str = "off") -> None:
         self.changes, self.publishes = level != "off", level == "all"
-        self._refusals: Counter[int] = Counter()  # of this second, by user
+        self._refusals: Counter[int] = Counter()  # in this second, by user
         self._second = 0.0  # when it began
 
     def tick(self) -> None:
-        """Tell how many refusals were left out, if the second is over. Called once in each."""
+        """Log how many refusals were left out, if a second is over. Called once a second."""
         if (now := time.monotonic()) - self._second < 1.0:
             return
         found, self._refusals, self._second = self._refusals, Counter(), now
@@ -44,7 +44,7 @@ class Audit:
         return self._refusals[user.uid] > limits.AUDIT_REFUSALS
 
     def note(self, user: User, method: str, path: str, detail: str = "", *, status: str = "ok") -> None:
-        """One line, if it is on."""
+        """Log one line, if the audit is on."""
         if self.changes and not (status == "refused" and self._is_left_out(user)):
             self._print(user, method, path, detail, status)
 
@@ -59,7 +59,7 @@ class Audit:
             "detail": shortened(detail),
         }
         words = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-        log.info("audit %s", " ".join(words), extra={"fields": values})  # the fields: for a log of JSON
+        log.info("audit %s", " ".join(words), extra={"fields": values})  # the fields, for a log in JSON
 
 
 OFF = Audit()

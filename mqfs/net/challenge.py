@@ -1,16 +1,16 @@
 """Proving a token to each other without sending it: two nonces, and an HMAC of both by either side.
 
-The key is the SHA-256 of the secret, which the server's file of tokens has. The server sends
+The key is the SHA-256 of the secret, which is in the server's file of tokens. The server sends
 
     hmac-sha256 NONCE
 
-the client proves that it knows the secret, and then the server, so that another server at the port of this one learns
-nothing, and is detected:
+The client proves that it knows the secret, and then the server does. So another server at this port learns nothing, and
+is detected:
 
     hmac-sha256 ID NONCE PROOF        ID: of the token; - of a text that is none
     hmac-sha256 PROOF
 
-All in hexadecimal digits. A relay between the two still reads and changes all that follows: TLS prevents that.
+All are hexadecimal digits. A relay between the two still reads and changes all that follows: TLS prevents that.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ NO_ID = "-"
 _NONCE_BYTES = 32
 _ANSWER = re.compile(rf"{NAME} ([0-9a-zA-Z]{{1,32}}|-) ([0-9a-f]{{64}}) ([0-9a-f]{{64}})\n?")
 _ONE = re.compile(rf"{NAME} ([0-9a-f]{{64}})\n")
-CLIENT, SERVER = b"client", b"server"  # who proves
+CLIENT, SERVER = b"client", b"server"  # the side that proves
 
 
 class Answer(NamedTuple):
-    """The answer of a client. `id`: of its token; empty where the text is not a token."""
+    """The answer of a client. `id`: of its token; empty if the text is not a token."""
 
     id: str
     nonce: str
@@ -44,7 +44,7 @@ def new_nonce() -> str:
 
 
 def prove(key: bytes, side: bytes, server_nonce: str, client_nonce: str, user: str) -> str:
-    """The proof of one side. `key`: the SHA-256 of the secret; `user`: whom the Tauth names."""
+    """Return the proof of one side. `key`: the SHA-256 of the secret; `user`: as named by the Tauth."""
     text = b"\0".join((b"mqfs 9P", side, server_nonce.encode(), client_nonce.encode(), user.encode()))
     return hmac.digest(key, text, "sha256").hex()
 
@@ -59,7 +59,7 @@ def is_answer(data: bytes) -> bool:
 
 
 def parse_answer(data: bytes) -> Answer:
-    """Raises BadRequest."""
+    """Parse a client's answer. Raises BadRequest."""
     found = _ANSWER.fullmatch(data.decode("ascii", "replace"))
     if found is None:
         raise BadRequest(f"malformed answer to the challenge (expected {NAME} ID NONCE PROOF)")
@@ -67,7 +67,7 @@ def parse_answer(data: bytes) -> Answer:
 
 
 class Client:
-    """The client's side of one challenge. `answer`: what it writes."""
+    """The client's side of one challenge. `answer`: the data to write."""
 
     def __init__(self, secret: bytes, server_nonce: str, user: str) -> None:
         key, nonce = digest(secret), new_nonce()
@@ -81,6 +81,6 @@ class Client:
 
 
 def parse_line(data: bytes) -> str:
-    """The nonce or the proof that a server sent; empty where it sent none."""
+    """Return the nonce or the proof that a server sent, or "" if it sent none."""
     found = _ONE.fullmatch(data.decode("ascii", "replace"))
     return found[1] if found is not None else ""

@@ -1,13 +1,13 @@
-"""Names and numbers of users and groups, by a small cache of the system's database. Decides no permission.
+"""Names and numbers of users and groups, from a small cache of the system's database. It decides no permission.
 
-The database may be a directory service, slow or away for a while. Every answer is kept:
+The database may be a directory service, slow or unreachable for a while. Every answer is kept:
 
     age of the answer   0 .... NAMES_S            the answer
                         NAMES_S .. NAMES_KEPT_S   asked again; where that fails, or takes NAMES_WAIT_S, the last answer
     no answer yet       NotAnswered; a name that is only shown is a number after NAMES_WAIT_S
 
-A thread that is `serving_others` waits for no look-up: each is made on a thread of its own, one at a time of a user,
-and a caller that needs it is called back. All other threads ask at once, and wait.
+A thread that is `serving_others` waits for no look-up: each look-up has a thread of its own, one at a time for a user,
+and calls back a caller that needs it. All other threads ask the database themselves, and wait.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from mqfs.model import Grant, User
 log = logging.getLogger("mqfs.net")
 
 NOBODY = 65_534
-NONUNAME = 0xFFFF_FFFF  # no number: the user has a name only
-NAME_BYTES = 256  # of a user or group: the bound of Linux (LOGIN_NAME_MAX)
-_MANY_GROUPS = 64  # of one user; one with more is asked for twice
+NONUNAME = 0xFFFF_FFFF  # no number: the user has only a name
+NAME_BYTES = 256  # of a user or group: the limit of Linux (LOGIN_NAME_MAX)
+_MANY_GROUPS = 64  # of one user; for a user with more, ask twice
 
 
 def file_mask() -> int:
-    """The umask of this process. Read, not set: other threads may create files meanwhile."""
+    """Return the umask of this process. It is read without setting it: other threads may create files meanwhile."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         found = re.search(r"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
     return int(found[1], 8) if found else 0o022
@@ -48,14 +48,14 @@ def file_mask() -> int:
 
 
 class NotAnswered(Busy):
-    """The system's database has not answered yet. Try again when `subscribe` calls back, or after `within_s`."""
+    """Raised while the system's database has not answered. Retry when `subscribe` calls back, or after `within_s`."""
 
     def __init__(self, what: str, looking: _LookUp | None, within_s: float) -> None:
         super().__init__(f"{what}: no answer of the user database yet (expected a retry)")
         self._looking, self.within_s = looking, within_s
 
     def subscribe(self, then: Callable[[], None]) -> None:
-        """Call `then` when it has, whatever the answer: on another thread, or at once."""
+        """Call `then` once there is an answer, whatever it is: on another thread, or at once."""
         if self._looking is not None:
             self._looking.subscribe(then)
 
@@ -63,12 +63,12 @@ class NotAnswered(Busy):
 class _Answer(NamedTuple):
     value: Any  # None: there is no such user, group or name
     asked: float  # monotonic, as is `found`
-    found: float  # when it was there last
+    found: float  # when the database last had the value
 
 
 Ask = Callable[[Any], Any]  # raises KeyError, OSError
 Key = tuple[Ask, Any]
-_answers: dict[Key, _Answer] = {}  # the one that was asked longest ago first
+_answers: dict[Key, _Answer] = {}  # the least recently asked first
 _looking: dict[Key, _LookUp] = {}
 
 
@@ -81,7 +81,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def serving_others() -> Iterator[None]:
-    """Meanwhile the calling thread waits for no answer: see the head of this module."""
+    """Have the calling thread wait for no look-up within this context: see the head of this module."""
     _thread.servers += 1
     try:
         yield
@@ -90,8 +90,11 @@ def serving_others() -> Iterator[None]:
 
 
 def _answer(ask: Ask, of: Any, what: str, *, shown: bool = False) -> Any:
-    """What the database says; None: nothing. `what`: what is asked for, in words. `shown`: it decides nothing, and does
-    not wait where another does for long already. Raises NotAnswered, on a thread that serves others."""
+    """Return the database's answer, or None if it has none. Raises NotAnswered, on a thread that serves others.
+
+    `what`: the question in words. `shown`: the answer decides nothing, and is not waited for while any look-up takes
+    long.
+    """
     key, now = (ask, of), time.monotonic()
     known = _answers.get(key)
     if known is not None and now - known.asked < limits.NAMES_S:
@@ -112,8 +115,8 @@ def _answer(ask: Ask, of: Any, what: str, *, shown: bool = False) -> Any:
 
 
 def _look_up(key: Key) -> Any:
-    """Ask the database on this thread. A user that it does not know now, but did not long ago, keeps the last answer: a
-    service that is away looks the same as a user who was removed."""
+    """Ask the database on this thread. A user that it no longer has keeps the last answer for a while: an unreachable
+    service looks the same as a removed user."""
     ask, of = key
     value = None
     try:
@@ -126,7 +129,7 @@ def _look_up(key: Key) -> Any:
     answer = _Answer(value, now, now)
     if value is None and known is not None and known.value is not None and now - known.found < limits.NAMES_KEPT_S:
         answer = known._replace(asked=now)
-    with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes them, too
+    with contextlib.suppress(StopIteration, RuntimeError):  # other threads change it, too
         while len(_answers) >= limits.NAMES_KEPT:
             _answers.pop(next(iter(_answers)), None)
     _answers[key] = answer
@@ -134,16 +137,16 @@ def _look_up(key: Key) -> Any:
 
 
 class _LookUp:
-    """One question on its way, on a thread of its own."""
+    """One look-up in progress, on a thread of its own."""
 
     def __init__(self, key: Key) -> None:
         self._key, self.began = key, time.monotonic()
         self._lock = threading.Lock()
-        self._then: list[Callable[[], None]] | None = []  # None: it was answered
+        self._then: list[Callable[[], None]] | None = []  # None: answered
 
     @classmethod
     def begin(cls, key: Key) -> _LookUp | None:
-        """None: too many are on their way, or there is no thread."""
+        """Start a look-up. Return None if too many are in progress, or no thread can be started."""
         if len(_looking) >= limits.NAMES_ASKED:
             return None
         made = _looking[key] = cls(key)
@@ -193,40 +196,40 @@ def _number_of_group(name: str) -> int:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number where it has none: for what decides or is kept. Raises NotAnswered."""
+    """Return the name of a user, or its number if it has none. For decisions and storage. Raises NotAnswered."""
     return _answer(_name_of_user, uid, f"user {uid}") or str(uid)
 
 
 def group_name(gid: int) -> str:
-    """The name of a group, or the number where it has none: for what decides or is kept. Raises NotAnswered."""
+    """Return the name of a group, or its number if it has none. For decisions and storage. Raises NotAnswered."""
     return _answer(_name_of_group, gid, f"group {gid}") or str(gid)
 
 
 def is_named(uid: int, uname: str, n_uname: int) -> bool:
-    """Whether an attach names that user, or none. Never looks up a name that a client chose. Raises NotAnswered."""
+    """Whether an attach names that user, or no user. Never looks up a name that a client chose. Raises NotAnswered."""
     if n_uname != NONUNAME:
         return n_uname == uid
     return uname in ("", str(uid)) or uname == user_name(uid)
 
 
 def shown_user(uid: int) -> str:
-    """As `user_name`, for what decides nothing: the number also where the database takes limits.NAMES_WAIT_S. Until
-    then it raises NotAnswered."""
+    """Return the name of a user for display, or its number, also if the database takes longer than NAMES_WAIT_S. Until
+    then raises NotAnswered."""
     return _answer(_name_of_user, uid, f"user {uid}", shown=True) or str(uid)
 
 
 def shown_group(gid: int) -> str:
-    """As `shown_user`, of a group. Raises NotAnswered."""
+    """Return the name of a group for display, as `shown_user` does. Raises NotAnswered."""
     return _answer(_name_of_group, gid, f"group {gid}", shown=True) or str(gid)
 
 
 def user_number(name: str) -> int | None:
-    """The number of a user by name (or by number in digits); None where there is none. Raises NotAnswered."""
+    """Return the number of a user by name (or by number in digits), or None if there is none. Raises NotAnswered."""
     return _number(_number_of_user, name, "user")
 
 
 def group_number(name: str) -> int | None:
-    """The number of a group by name (or by number in digits); None where there is none. Raises NotAnswered."""
+    """Return the number of a group by name (or by number in digits), or None if there is none. Raises NotAnswered."""
     return _number(_number_of_group, name, "group")
 
 
@@ -236,12 +239,12 @@ def _number(ask: Callable[[str], int], name: str, kind: str) -> int | None:
     found: int | None = _answer(ask, name, f"{kind} {name!r}")
     if found is not None:
         return found
-    digits = name.isascii() and name.isdigit() and len(name) <= len(str(NONUNAME))  # int() refuses thousands of them
+    digits = name.isascii() and name.isdigit() and len(name) <= len(str(NONUNAME))  # int() refuses thousands of digits
     return int(name) if digits and int(name) < NONUNAME else None
 
 
 def group_wanted(name: str, user: User) -> int:
-    """The number of a group that a client named: one of the user's own, or any for root. Raises BadRequest,
+    """Return the number of a group that a client named: one of the user's own, or any for root. Raises BadRequest,
     NotAnswered."""
     for own in (user.gid, *user.groups):
         if name in (group_name(own), str(own)):
@@ -256,13 +259,13 @@ def group_wanted(name: str, user: User) -> int:
 
 
 def _membership(uid: int) -> tuple[int, frozenset[int]]:
-    """Primary and supplementary groups."""
+    """Return a user's primary and supplementary groups."""
     known = pwd.getpwuid(uid)
     return known.pw_gid, frozenset(_groups(known.pw_name, known.pw_gid))
 
 
 def _groups(name: str, primary: int) -> list[int]:
-    """As os.getgrouplist, which lets no other thread of the process run meanwhile."""
+    """Return a user's groups as os.getgrouplist would; that function blocks all other threads meanwhile."""
     size = _MANY_GROUPS
     while True:
         count, found = ctypes.c_int(size), (ctypes.c_uint32 * size)()
@@ -272,8 +275,8 @@ def _groups(name: str, primary: int) -> list[int]:
 
 
 def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0, grant: Grant | None = None) -> User:
-    """A user with its groups in the system's database. `gid`: its group by the socket, for a user that is unknown
-    there. `grant`: of its token. Raises NotAnswered."""
+    """Return a user with its groups in the system's database. `gid`: its group by the socket, if the database does not
+    have the user. `grant`: of its token. Raises NotAnswered."""
     unknown = NOBODY if gid is None else gid, frozenset[int]()
     primary, groups = _answer(_membership, uid, f"user {uid}") or unknown
     return User(uid, primary, groups, pid, where, grant)

@@ -1,7 +1,7 @@
-"""The peer of a connection, and the users that it may attach as: mqfs(4), "Identity".
+"""The peer of a connection, and the users as whom it may attach: mqfs(4), "Identity".
 
-Over a unix socket the kernel names the peer. Over TCP every client without a token is one configured user, or over TLS
-that of its certificate. Names and numbers come from net.identity, secrets from net.tokens.
+Over a unix socket the kernel names the peer. Over TCP every client without a token is one configured user; over TLS,
+the user of its certificate. Names and numbers come from net.identity, secrets from net.tokens.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Peer:
         the peer's process, with `gid`; None: those of the system's database."""
         self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
         self.groups = groups
-        self.refused = ""  # why it may attach as no user
-        self.certified = False  # by its certificate the user is its own
+        self.refused = ""  # why no attach is permitted
+        self.certified = False  # identified as that user by its certificate
         self.account: Hashable = host or uid  # the account that its connection, fids and memory are charged to
 
     def attach(self, uname: str, n_uname: int) -> User:
-        """The user of an attach. Raises Denied, NotAnswered."""
+        """Return the user of an attach. Raises Denied, NotAnswered."""
         if self.refused:
             raise Denied(self.refused)
         if self.needs_token:
@@ -50,7 +50,7 @@ class Peer:
         if self.fixed or identity.is_named(self.uid, uname, n_uname):
             return self.itself()
         if self.uid not in (0, os.geteuid()):
-            wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a lookup may take long
+            wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a look-up may take long
             raise Denied(f"cannot attach as {wanted!r}: the connection is user {identity.shown_user(self.uid)!r}")
         uid = identity.user_number(uname) if n_uname == identity.NONUNAME else n_uname
         if uid is None:
@@ -59,32 +59,32 @@ class Peer:
 
     @property
     def needs_token(self) -> bool:
-        """Whether it has to have a token, and no attach is permitted without."""
+        """Whether no attach is permitted without a token."""
         return self.fixed and not self.certified and self.tokens is not None and self.tokens.required
 
     def charged_to(self, account: Hashable) -> Peer:
-        """Itself, for a request that it passes on: of a client at that address."""
+        """Return a copy of the peer for a request that it passes on, charged to the client at that address."""
         other = copy.copy(self)
         other.account = account
         return other
 
     def as_proxy(self, uid: int, tokens: Tokens | None) -> Peer:
-        """The same connection of a unix socket, for a proxy: who comes through it acts as clients over TCP do."""
+        """Return the peer of a unix socket as a proxy: its clients act as clients over TCP do."""
         return Peer(self.where, uid, fixed=True, tokens=tokens).charged_to(self.account)
 
     def refuse(self, why: str) -> None:
-        """Let it attach as no user, not even by a token."""
+        """Permit no attach, not even by a token."""
         self.refused, self.tokens = why, None
 
     def look_up(self) -> None:
-        """Have all that an attach needs of the system's database. Raises NotAnswered."""
+        """Look up all names that an attach needs in the system's database. Raises NotAnswered."""
         gid = self.itself().gid
         identity.user_name(self.uid)
         identity.group_name(gid)
 
     def itself(self) -> User:
-        """The user that the kernel names. Raises NotAnswered, before `look_up` succeeded."""
+        """Return the user that the kernel names. Raises NotAnswered, but not after `look_up` succeeded."""
         if self.groups is None or self.gid is None:
             known = identity.user(self.uid, self.where, gid=self.gid, pid=self.pid)
-            self.gid, self.groups = known.gid, known.groups  # for as long as it is connected
+            self.gid, self.groups = known.gid, known.groups  # for as long as the peer is connected
         return User(self.uid, self.gid, self.groups, self.pid, self.where)

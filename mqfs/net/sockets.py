@@ -1,13 +1,13 @@
 """Addresses and sockets: listening, stale files of killed servers, credentials of peers, failures in words.
 
-Never waits and speaks no protocol; its user accepts. Addresses are `unix!PATH`, `tcp!HOST!PORT` and `tls!HOST!PORT`,
-also understood as `unix:PATH`, `unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT` and `HOST:PORT`, and
-printed in the first form. A client takes several, with commas between.
+This module never waits and speaks no protocol; its callers accept. Addresses are `unix!PATH`, `tcp!HOST!PORT` and
+`tls!HOST!PORT`, also understood as `unix:PATH`, `unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT` and `HOST:PORT`,
+and printed in the first form. A client accepts several, separated by commas.
 
-After an answer its server lets the client run, which asks again sooner than it could be waited for. Where a client can
-run now, a yield and a read cost less than an empty read, epoll and two changes of the task. Beside other programs the
-kernel lets those run first, and each yield takes milliseconds. So after a slow one there is none for a while: beside
-four busy programs on two CPUs that is five times as many requests by the clock.
+After an answer its server lets the client run (`let_client_run`), which often sends its next request sooner than a wait
+would take. If a client can run now, a yield and a read cost less than an empty read, epoll and two task switches. But
+the kernel runs other programs first, so that each yield takes milliseconds. So a slow yield is followed by none for a
+while: beside four busy programs on two CPUs, that gives five times as many requests per second.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BACKLOG = 1_024
 PATH_BYTES = 107  # of a unix socket: sun_path, less its NUL
 PROBE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
-_PEERGROUPS = 59  # of <asm/socket.h>; Python's socket has no name for it
+_PEERGROUPS = 59  # of <asm/socket.h>; Python's socket module does not name it
 _INFO_BYTES, _RETRANSMITS = 4, 2  # of struct tcp_info of <linux/tcp.h>: its third byte
-_GROUPS_BYTES = 1_024  # the most that Python's getsockopt takes: 256 groups
+_GROUPS_BYTES = 1_024  # the most that Python's getsockopt accepts: 256 groups
 
 
 @contextlib.contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """A name of a path that fits an address: a longer path goes through a descriptor of its folder."""
+    """Yield a name for a path that fits an address: a longer path goes through a descriptor of its folder."""
     if len(os.fsencode(path)) <= PATH_BYTES:
         yield path
         return
@@ -54,7 +54,7 @@ def reachable(path: str) -> Iterator[str]:
 
 
 class SocketFile:
-    """A listening socket and its file. Raises OSError, or BadAddress where the path is another kind of file."""
+    """A listening socket and its file. Raises OSError, or BadAddress if the path is another kind of file."""
 
     def __init__(self, path: str, kind: int, mode: int) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class SocketFile:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        """Stop listening. Removes the file unless another process has replaced it."""
+        """Stop listening, and remove the file unless another process has replaced it."""
         self.socket.close()
         with contextlib.suppress(OSError):
             if _inode(self.path) == self._made:
@@ -85,7 +85,7 @@ def _inode(path: str) -> tuple[int, int]:
 
 
 def _remove_stale(where: str, path: str, kind: int) -> None:
-    """Remove a socket's file that no process listens at. Raises BadAddress for any other file."""
+    """Remove the file of a socket at which no process listens. Raises BadAddress for any other kind of file."""
     try:
         found = os.lstat(where)
     except FileNotFoundError:
@@ -105,8 +105,11 @@ def _remove_stale(where: str, path: str, kind: int) -> None:
 
 
 def detect_dead_host(sock: socket.socket, silent_s: int = limits.SILENT_S) -> None:
-    """Have the kernel end a TCP connection whose host is gone: after `silent_s` seconds without a word, and the same
-    again for the probes. It probes only where nothing that was sent waits for its receipt: see `is_host_silent`."""
+    """Have the kernel end a TCP connection to a dead host: `silent_s` seconds without a packet, then as long for
+    probes.
+
+    The kernel probes only if no sent bytes are unacknowledged; for those see `is_host_silent`.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, silent_s // limits.ASKED)
@@ -114,30 +117,30 @@ def detect_dead_host(sock: socket.socket, silent_s: int = limits.SILENT_S) -> No
 
 
 def is_host_silent(sock: Any) -> bool:
-    """Whether the host of a TCP connection has not acknowledged what was sent to it again and again, for some 25 s. A
+    """Whether the host of a TCP connection has not acknowledged bytes that were sent again and again, for some 25 s. A
     host whose program reads nothing does acknowledge."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except OSError:  # no TCP
+    except OSError:  # not a TCP socket
         return False
     return bool(info[_RETRANSMITS] >= limits.UNACKNOWLEDGED)
 
 
 def unsent(sock: Any) -> int:
-    """Bytes that the other side has not acknowledged, over TCP, or has not read. Raises OSError."""
+    """Return the number of sent bytes that the other side has not acknowledged (TCP) or not read. Raises OSError."""
     return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
 def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the peer, by the kernel."""
+    """Return process, user and group of the peer, as the kernel reports them."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
 
 
 def pid_namespace() -> int:
-    """The number of the PID namespace of this process: within it the numbers of processes and threads differ. 0 where
-    /proc does not tell."""
+    """Return the number of this process's PID namespace: numbers of processes and threads are valid in it only. 0 if
+    /proc does not say."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -145,7 +148,7 @@ def pid_namespace() -> int:
 
 
 def peer_groups(sock: Any) -> frozenset[int] | None:
-    """The supplementary groups of the peer when it connected; None where the kernel has no record of them."""
+    """Return the peer's supplementary groups when it connected, or None if the kernel has no record of them."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:
@@ -157,13 +160,13 @@ def peer_groups(sock: Any) -> frozenset[int] | None:
 
 
 _SLOW_S = 0.0005
-_PAUSE_S = 0.1  # after a slow one
+_PAUSE_S = 0.1  # after a slow yield
 
 _from = 0.0  # no yield before that time
 
 
 def let_client_run() -> bool:
-    """Yield the CPU. Whether that was done: else wait for the client, which had no chance to ask again."""
+    """Yield the CPU. Return whether that was done; if not, wait for the client, which has not run yet."""
     global _from
     began = perf_counter()
     if began < _from:
@@ -205,7 +208,7 @@ class TcpAddress:
 
 @attrs.frozen
 class TlsAddress:
-    """A TCP port of a host, where TLS is spoken."""
+    """A TCP port of a host that speaks TLS."""
 
     host: str
     port: int
@@ -221,7 +224,7 @@ _PLAIN = re.compile(r"(unix|tcp|tls)!(.*)", re.DOTALL)
 _URL = re.compile(r"(unix):(?://)?(.*)|(tcp|tls)://(.*?)/?", re.DOTALL)
 _COMMA = re.compile(
     r",(?=(?:unix|tcp|tls)[!:]|(?:\[[^\]]*\]|[^:/!,]+):\d+(?:,|$)|$)"
-)  # the path of a socket may have one
+)  # a socket's path may contain one
 _HOST_AND_PORT = re.compile(r"\[(.*)\]:(\w*)|([^:/!]+):(\w*)")
 _HOST = re.compile(r"\[(.*)\]|([^:/!]*)")
 
@@ -243,7 +246,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """Parse one address, or several with commas between. Raises BadAddress."""
+    """Parse one address, or several separated by commas. Raises BadAddress."""
     return [parse_address(word) for word in _COMMA.split(text)]
 
 
@@ -256,7 +259,7 @@ def _unix(text: str, path: str) -> UnixAddress:
 
 
 def _host_and_port(text: str, rest: str) -> tuple[str, str | None]:
-    """The parts of HOST:PORT, where an IPv6 address is in brackets."""
+    """Return the parts of HOST:PORT, where an IPv6 address is in brackets."""
     if found := _HOST_AND_PORT.fullmatch(rest):
         return found[1] or found[3] or "", found[2] if found[1] else found[4]
     if found := _HOST.fullmatch(rest):
@@ -274,8 +277,8 @@ def _of_network(network: str, text: str, host: str, port: str | None) -> TcpAddr
 
 
 def default_address() -> str:
-    """The address of a client that names none: $MQFS_ADDRESS, else ./mqfs.sock, else mqfs.sock in the folder of the
-    user's sockets. Raises Disconnected where there is none of them."""
+    """Return the address of a client that names none: $MQFS_ADDRESS, else ./mqfs.sock, else mqfs.sock in the folder of
+    the user's sockets. Raises Disconnected if there is none of these."""
     if named := os.environ.get("MQFS_ADDRESS"):
         return named
     folder = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -288,7 +291,7 @@ def default_address() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine alone."""
+    """Whether a host is always this machine."""
     if host == "localhost":
         return True
     try:
@@ -298,7 +301,7 @@ def is_loopback(host: str) -> bool:
 
 
 def explain_failure(address: Address, error: OSError) -> str:
-    """The text of a failed connect or listen."""
+    """Return the text of a failed connect or listen."""
     reasons = {
         errno.EADDRINUSE: "in use by another server",
         errno.EACCES: "permission denied",

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from mqfs.errors import BadConfig, Denied
 from mqfs.net import identity
 
-PIECE_BYTES = 16_384  # of plaintext in one TLS record: more at once would only grow the buffers, which never shrink
-UNASKED_BYTES = 65_536  # of answers to the peer's messages of TLS itself, not taken yet: no honest peer needs as many
+PIECE_BYTES = 16_384  # of plaintext in one TLS record: larger pieces only grow the buffers, which never shrink
+UNASKED_BYTES = 65_536  # of replies by TLS itself that the caller has not taken: no honest peer causes more
 
 
 class TlsMachine:
@@ -30,23 +30,23 @@ class TlsMachine:
     """
 
     def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
-        """`host`: at a client's end, the name that the server's certificate has to have."""
+        """`host`: at a client's end, the name that the server's certificate must have."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, host is None, host)
         self.ready = False  # the handshake is complete: `send` works
         self.ended = False  # the peer has announced that it sends no more
-        self._unasked = 0  # bytes of answers to it, not taken yet
+        self._unasked = 0  # of replies by TLS itself, not taken yet
 
     def shake_hands(self) -> None:
-        """Continue the handshake; a client's end begins it by this, a server's waits for what it receives."""
+        """Continue the handshake. A client's end starts with this call, a server's with received bytes."""
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
             self.ready = True
 
     def receive(self, data: bytes) -> bytes:
-        """The plaintext that is complete with these bytes of the socket; b"" where none is.
+        """Return the plaintext that these bytes of the socket complete, or b"".
 
-        None is kept back, so the end of the socket needs no call.
+        No plaintext is held back, so the end of the socket needs no call.
         """
         parts: list[bytes] = []
         before = self._outgoing.pending
@@ -71,34 +71,34 @@ class TlsMachine:
                 self.ended = not part
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLZeroReturnError:  # instead of b"" where this end was closed before
+        except ssl.SSLZeroReturnError:  # raised instead of b"" if this end was closed before
             self.ended = True
 
     def send(self, data: bytes | memoryview) -> None:
-        """Encrypt, for `take`. The handshake is complete."""
+        """Encrypt data, for `take`. The handshake must be complete."""
         rest = memoryview(data)
         while rest:
             rest = rest[self._tls.write(rest) :]
 
     def take(self) -> bytes:
-        """All bytes for the socket so far, in order."""
+        """Return and remove all bytes for the socket so far, in order."""
         self._unasked = 0
         return self._outgoing.read()
 
     def close(self) -> None:
-        """Announce, by `take`, that no more is sent."""
+        """Announce the end of sending; `take` has the bytes."""
         with contextlib.suppress(ssl.SSLError):
             if self.ready:
                 self._tls.unwrap()
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """The verified certificate of the peer, as of ssl.SSLSocket.getpeercert; empty where it has none."""
+        """The verified certificate of the peer, as of ssl.SSLSocket.getpeercert; empty if it has none."""
         return dict(self._tls.getpeercert() or {})
 
 
 def explain(error: ssl.SSLError) -> str:
-    """The reason of a failure, in words."""
+    """Return the reason of a failure in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate refused: {error.verify_message.rstrip('.')}"
     reason = (error.reason or "").replace("_", " ").lower()
@@ -121,22 +121,22 @@ class DescriptorCalls(Protocol):
 
 
 class TlsCalls:
-    """Read and write the plaintext of one nonblocking descriptor, by the calls of os.
+    """Read and write the plaintext of one nonblocking descriptor, by calls like those of os.
 
-    The caller waits where a call would block. `failed` gets the reason where TLS fails; the caller sees the end of the
-    connection.
+    The caller waits where a call would block. `failed` is called with the reason if TLS fails; the caller sees the end
+    of the connection.
     """
 
     def __init__(self, machine: TlsMachine, failed: Callable[[str], None]) -> None:
         self.machine, self._failed = machine, failed
-        self.ready = False  # the handshake is complete, and its last message has left
-        self._early = b""  # plaintext that came with the end of the handshake
-        self._encrypted = memoryview(b"")  # taken from the machine, not by the descriptor yet
-        self._covered = 0  # bytes of plaintext that left the caller in it, and do not count as written yet
+        self.ready = False  # the handshake is complete, and its last message was sent
+        self._early = b""  # plaintext received with the end of the handshake
+        self._encrypted = memoryview(b"")  # not written to the descriptor yet
+        self._covered = 0  # bytes of plaintext in `_encrypted` that are not reported as written yet
 
     def read(self, fd: int, length: int, /) -> bytes:
-        """Plaintext; b"" at the end. Raises BlockingIOError where one read of the descriptor completes none, so that a
-        peer that never completes any delays no other."""
+        """Read plaintext; b"" at the end. Raises BlockingIOError if one read of the descriptor completes none, so that
+        a peer that never completes any delays no other."""
         plain, self._early = self._early, b""
         if not plain and not self.machine.ended and (data := os.read(fd, min(length, RECEIVE_BYTES))):
             plain = self._decrypt(fd, data)
@@ -145,9 +145,10 @@ class TlsCalls:
         return plain
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
-        """Write plaintext: the number of bytes that left, encrypted. Raises BlockingIOError where there are none.
+        """Write plaintext. Return the number of bytes that were sent, encrypted. Raises BlockingIOError if there are
+        none.
 
-        The next call has to begin with the rest: some of it may be encrypted already.
+        The next call has to begin with the rest, some of which may be encrypted already.
         """
         rest, written = memoryview(data), 0
         while self._flush(fd):
@@ -165,7 +166,7 @@ class TlsCalls:
         return written
 
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview], /) -> int:
-        """As `write`, of several buffers."""
+        """Write several buffers, as `write` does."""
         written = 0
         for buffer in buffers:
             try:
@@ -180,20 +181,20 @@ class TlsCalls:
         return written
 
     def push(self, fd: int, data: bytes) -> None:
-        """Write a few bytes; what the descriptor does not take leaves before the next write."""
+        """Write a few bytes. Bytes that the descriptor does not accept are sent before the next write."""
         with contextlib.suppress(ssl.SSLError):
             self.machine.send(data)
             self._flush(fd)
 
     def end(self, fd: int) -> None:
-        """Announce the end, if the descriptor takes that at once."""
+        """Announce the end, if the descriptor accepts that at once."""
         self.machine.close()
         with contextlib.suppress(OSError):
             self._flush(fd)
 
     def shake_hands(self, fd: int) -> str:
-        """Continue the handshake by one read: what it waits for then, "read" or "write"; "": nothing. Raises OSError
-        where TLS fails or the peer goes."""
+        """Continue the handshake by one read. Return what it waits for then: "read", "write" or "" (nothing). Raises
+        OSError if TLS fails or the peer disconnects."""
         if not self.machine.ready and not self._encrypted:
             try:
                 data = os.read(fd, RECEIVE_BYTES)
@@ -208,7 +209,7 @@ class TlsCalls:
         return ""
 
     def _decrypt(self, fd: int, data: bytes) -> bytes:
-        """The plaintext of these bytes. Raises ConnectionResetError where TLS fails."""
+        """Return the plaintext of these bytes. Raises ConnectionResetError if TLS fails."""
         try:
             return self.machine.receive(data)
         except ssl.SSLError as error:
@@ -216,10 +217,10 @@ class TlsCalls:
             raise ConnectionResetError(errno.ECONNRESET, reason) from None
         finally:
             with contextlib.suppress(OSError):
-                self._flush(fd)  # what TLS itself answers: a new key, or an alert
+                self._flush(fd)  # replies of TLS itself: a new key, or an alert
 
     def _flush(self, fd: int) -> bool:
-        """Write what is encrypted; False: the descriptor takes no more at present."""
+        """Write encrypted bytes. Return False if the descriptor accepts no more at present."""
         while self._encrypted or (taken := self.machine.take()):
             self._encrypted = self._encrypted or memoryview(taken)
             try:
@@ -241,8 +242,8 @@ _CERTIFICATE, _KEY = "CERTIFICATE", "PRIVATE KEY"
 class ServerTls:
     """The certificate of a server, its key, and the authorities of its clients.
 
-    `key`: None where it is in the file of the certificate. `client_ca`: every client has to have a certificate of one
-    of these. Raises BadConfig.
+    `key`: None if it is in the file of the certificate. `client_ca`: every client must have a certificate of one of
+    these. Raises BadConfig.
     """
 
     def __init__(self, cert: str, key: str | None = None, client_ca: str | None = None) -> None:
@@ -250,12 +251,12 @@ class ServerTls:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files, for connections from now on. Raises BadConfig, and changes nothing then."""
+        """Read the files, for later connections. Raises BadConfig, and then changes nothing."""
         _check_key_mode(*self._key_file())
         self._contexts = {protocol: self._context(protocol) for protocol in PROTOCOLS}
 
     def machine(self, protocol: str) -> TlsMachine:
-        """The server's end of a new connection of that protocol."""
+        """Return the server's end of a new connection of that protocol."""
         return TlsMachine(self._contexts[protocol])
 
     def _key_file(self) -> tuple[str, str]:
@@ -274,8 +275,8 @@ class ServerTls:
 
 
 def client_context(protocol: str) -> ssl.SSLContext:
-    """The settings of a client: MQFS_CA names the authorities that it trusts (else those of the system), MQFS_CERT its
-    own certificate and key, in one file. Raises BadConfig."""
+    """Return the settings of a client: MQFS_CA names the authorities that it trusts (else those of the system),
+    MQFS_CERT its own certificate and key, in one file. Raises BadConfig."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([protocol])
@@ -313,13 +314,13 @@ def _load_authorities(context: ssl.SSLContext, name: str, path: str) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """Why a file could not be loaded: it may also have gone meanwhile."""
+    """Return why a file could not be loaded: perhaps it was removed meanwhile."""
     reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
     return (reason or str(error)).replace("_", " ").lower()
 
 
 def _check_pem(name: str, path: str, what: str) -> None:
-    """Check that a file has a PEM block of that kind: OpenSSL names neither the file nor what it lacks."""
+    """Check that a file has a PEM block of that kind: OpenSSL names neither the file nor the missing block."""
     try:
         with open(path, encoding="ascii", errors="replace", opener=_open_at_once) as file:
             text = file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
@@ -332,12 +333,12 @@ def _check_pem(name: str, path: str, what: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An open of a named pipe would wait for its writer."""
+    """Open without waiting: a named pipe would wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_key_mode(name: str, path: str) -> None:
-    """Check that others cannot read a key; a group may where root owns it, as Debian's ssl-cert."""
+    """Check that others cannot read a key. A group may, if root owns the key, as in Debian's ssl-cert."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -350,9 +351,9 @@ def _check_key_mode(name: str, path: str) -> None:
 
 
 def user_of(certificate: Mapping[str, Any]) -> int:
-    """The user of a client's certificate, as of TlsMachine.certificate: its URI `mqfs:USER`, or its common name.
+    """Return the user that a client's certificate names by its URI `mqfs:USER`, or its common name.
 
-    Raises Denied, NotAnswered.
+    `certificate`: as of TlsMachine.certificate. Raises Denied, NotAnswered.
     """
     names = [
         value.removeprefix(USER_URI)

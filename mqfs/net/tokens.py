@@ -1,6 +1,6 @@
 """Tokens: secrets that identify TCP clients, each written to the fid of a Tauth.
 
-`Tokens` reads its file again when it changed. `Proof` is the state of one such fid. The server chooses the
+`Tokens` reads its file again when the file has changed. `Proof` is the state of one such fid. The server chooses the
 connections that may use tokens. The format of the file is in syntax/lines.py.
 """
 
@@ -33,7 +33,7 @@ _NO_DIGEST = bytes(32)
 
 @attrs.frozen
 class Entry:
-    """A token of the file. `user`: as its line names it."""
+    """A token of the file. `user`: as named on its line."""
 
     user: str
     grant: Grant
@@ -43,8 +43,8 @@ class Entry:
 
 @attrs.frozen
 class Reading:
-    """The file as it was read. `number`: of the readings, in the order in which they began. `signature`: of the file,
-    from before. `unknown`: a text for each line of an unknown user. `is_news`: the one before did not say the same."""
+    """One reading of the file. `number`: of the reading, in the order in which they began. `signature`: of the file,
+    taken before. `unknown`: a text for each line of an unknown user. `is_news`: differs from the reading before."""
 
     number: int
     signature: tuple[int, ...]
@@ -56,32 +56,32 @@ class Reading:
 class Tokens:
     """The tokens of one file. A user may have several.
 
-    `on_ended` are called with the grants of tokens that are revoked, changed or expired: a front end ends what it has
-    of them.
+    `on_ended` are called with the grants of tokens that are revoked, changed or expired: a front end ends their
+    connections.
 
-        read, on any thread   ->  Reading 7  ->  replace: in force, unless one that began later is
+        read, on any thread   ->  Reading 7  ->  replace: in force, unless a later one already is
         it fails              ->  None: all stays; the signature does, too, so that the next tick asks for a reading;
-                                  of an invalid file that is as it was, one after limits.NAMES_S
+                                  of an invalid file that has not changed, one after limits.NAMES_S
 
-    All entries that were read are kept, also expired ones: the wall clock may have been wrong, and is put right.
+    All entries of the reading are kept, expired ones too: the wall clock may have been wrong, and be corrected.
     """
 
     def __init__(self, path: str, audit: Audit = audit.OFF, *, required: bool = False) -> None:
-        """`required`: clients over TCP are refused without one. Raises BadConfig."""
+        """`required`: refuse clients over TCP without a token. Raises BadConfig."""
         self.path, self._audit, self.required = path, audit, required
         self.on_ended: list[Callable[[Set[Grant]], None]] = []
-        self._entries: list[Entry] = []  # that are not expired
+        self._entries: list[Entry] = []  # not expired
         self._seen: set[str] = set()  # IDs
         self._numbers = itertools.count()
-        self._said: tuple[tuple[int, ...], list[str]] = self._sign(), []  # by a reading: the file, its faults
+        self._said: tuple[tuple[int, ...], list[str]] = self._sign(), []  # the last reading logged: signature, faults
         self._reading = Reading(next(self._numbers), self._said[0], read_entries(path), [], is_news=False)
-        self._look_up_at = math.inf  # monotonic: when users that were unknown may be known
-        self._invalid: tuple[tuple[int, ...], float] = (), -math.inf  # a file, and when it is read again; monotonic
+        self._look_up_at = math.inf  # monotonic: when to look up unknown users again
+        self._invalid: tuple[tuple[int, ...], float] = (), -math.inf  # signature; monotonic time of the next reading
         self._put_in_force()
 
     def user(self, secret: bytes, where: str = "") -> Grant | None:
-        """The grant of a secret; None: of none. Takes equally long for all secrets of a form, also unknown ones.
-        `where`: who shows it, for the audit."""
+        """Return the grant of a secret, or None if unknown. Takes equally long for all secrets of a form, also unknown
+        ones. `where`: the client, for the audit."""
         shown, token = digest(secret), id_of(secret)
         entry = self._by_id.get(token)
         if not hmac.compare_digest(entry.digest if entry is not None else _NO_DIGEST, shown):
@@ -89,7 +89,7 @@ class Tokens:
         return self._known(entry, where)
 
     def user_of_answer(self, answer: Answer, server_nonce: str, user: str, where: str = "") -> tuple[Grant | None, str]:
-        """The grant of the token whose owner answered a challenge, and our own proof. `user`: whom the Tauth names."""
+        """Return the grant of the token that answered a challenge, and the server's proof. `user`: as in the Tauth."""
         entry = self._by_id.get(answer.id)
         key = entry.digest if entry is not None else _NO_DIGEST
         if not hmac.compare_digest(
@@ -102,7 +102,7 @@ class Tokens:
         return grant, challenge.prove(entry.digest, challenge.SERVER, server_nonce, answer.nonce, user)
 
     def _known(self, entry: Entry | None, where: str) -> Grant | None:
-        """The grant of an entry that is not expired. Both are noted for the audit."""
+        """Return the grant of an entry that is not expired, else None. Write both outcomes to the audit."""
         if entry is None or entry.expires <= time.time():
             stranger = User(identity.NOBODY, identity.NOBODY, where=where)
             self._audit.note(stranger, "token", "", "unknown or expired", status="refused")
@@ -113,8 +113,8 @@ class Tokens:
         return entry.grant
 
     def tick(self) -> bool:
-        """Once a second: end what has expired. Whether the file is to be read again: it changed, or could not be read,
-        or was invalid or had unknown users a while ago."""
+        """End expired tokens, once a second. Return whether to read the file again: it changed or could not be read, or
+        was invalid or had unknown users a while ago."""
         if not self._expired <= time.time() < self._expires:
             self._put_in_force()
         signature, (invalid, again_at) = self._sign(), self._invalid
@@ -123,8 +123,8 @@ class Tokens:
         return signature != invalid or time.monotonic() >= again_at
 
     def read(self, *, asked: bool = True) -> Reading | None:
-        """The tokens of the file, for `replace`; of an invalid one None. On any thread: its users are looked up.
-        `asked`: what is wrong is logged; else only where the reading before did not say the same."""
+        """Read the tokens of the file, for `replace`; None if it is invalid. On any thread, as users are looked up.
+        `asked`: log all faults; else only those that the reading before did not have."""
         number, signature, entries = next(self._numbers), self._sign(), None
         wrong: list[str] = []
         try:
@@ -139,9 +139,11 @@ class Tokens:
         return None if entries is None else Reading(number, signature, entries, wrong, is_news)
 
     def _resolved(self, data: bytes, unknown: list[str]) -> list[Entry]:
-        """The tokens of the data of the file. `unknown`: gets a text for each line whose user the system does not know:
-        a directory service that is away looks the same as a user who was removed. One that is in force stays, a new one
-        is left out. Raises BadConfig."""
+        """Return the tokens in the data of the file. Raises BadConfig.
+
+        `unknown`: gets a text for each line whose user the system does not know. An unreachable directory service looks
+        the same as a removed user. So a token in force stays, and a new token is left out.
+        """
         entries = []
         known = {(entry.grant.id, entry.digest, entry.user): entry.grant.uid for entry in self._reading.entries}
         for where, line in parse_lines(self.path, data):
@@ -155,7 +157,7 @@ class Tokens:
         return entries
 
     def replace(self, reading: Reading | None) -> None:
-        """Put the tokens in force that `read` returned."""
+        """Put the tokens in force that `read` returned, unless a later reading is."""
         if reading is None or reading.number < self._reading.number:
             return
         self._reading = reading
@@ -165,7 +167,7 @@ class Tokens:
             log.info("%s: %d tokens read", self.path, len(self._entries))
 
     def _sign(self) -> tuple[int, ...]:
-        """A value that differs once the file is changed or replaced."""
+        """Return a value that changes when the file is changed or replaced."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -173,7 +175,8 @@ class Tokens:
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
     def _put_in_force(self) -> None:
-        """The entries of the reading that are not expired now, until one is, or the clock is before where one was."""
+        """Put the unexpired entries of the reading in force, and set when to do so again: at an expiry, or if the clock
+        is set back before one."""
         before, now = {(entry.grant, entry.digest) for entry in self._entries}, time.time()
         self._entries = [entry for entry in self._reading.entries if entry.expires > now]
         ends = [entry.expires for entry in self._reading.entries]
@@ -187,7 +190,7 @@ class Tokens:
 
 
 def read_entries(path: str) -> list[Entry]:
-    """The tokens of a file. Raises BadConfig, also where the system does not know a user."""
+    """Return the tokens of a file. Raises BadConfig, also if the system does not know a user."""
     entries = []
     for where, line in parse_lines(path, read_bytes(path)):
         uid = identity.user_number(line.user)
@@ -202,7 +205,7 @@ def _entry(line: TokenLine, uid: int) -> Entry:
 
 
 def parse_lines(path: str, data: bytes) -> list[tuple[str, TokenLine]]:
-    """The tokens of the data of a file, each after its place for an error. Raises BadConfig."""
+    """Return the tokens in a file's data, each after its location for error texts. Raises BadConfig."""
     found = [
         (f"--token-file {path}, line {number}", parse_token(path, number, line))
         for number, line in enumerate(data.splitlines(), 1)
@@ -215,11 +218,11 @@ def parse_lines(path: str, data: bytes) -> list[tuple[str, TokenLine]]:
 
 
 class _NotRead(BadConfig):
-    """A file that cannot be read as it is, whatever is in it."""
+    """Raised if a file cannot be read as it is, whatever is in it."""
 
 
 def read_bytes(path: str, owner: int | None = None) -> bytes:
-    """The file, if its owner (root or this user, or `owner`) alone may read and write it. Raises BadConfig."""
+    """Return the contents of a file that its owner (root, this user, or `owner`) alone may access. Raises BadConfig."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
@@ -236,7 +239,7 @@ def read_bytes(path: str, owner: int | None = None) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An open of a named pipe would wait for its writer."""
+    """Open without waiting: a named pipe would wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -246,7 +249,7 @@ def is_token(line: bytes) -> bool:
 
 
 def parse_token(path: str, number: int, line: bytes) -> TokenLine:
-    """The token of a line. Raises BadConfig, without the secret."""
+    """Return the token of a line. Raises BadConfig, without the secret in its text."""
     where = f"--token-file {path}, line {number}"
     try:
         return parse_line(line.decode())
@@ -257,16 +260,16 @@ def parse_token(path: str, number: int, line: bytes) -> TokenLine:
 
 
 class Proof:
-    """The fid of a Tauth: the user it names, and whether the secret was written, or a challenge answered."""
+    """The fid of a Tauth: the user that it names, and whether a secret or an answer has proved it."""
 
     def __init__(self, tokens: Tokens, uname: str, n_uname: int, where: str = "") -> None:
         self._tokens, self._uname, self._n_uname, self._where = tokens, uname, n_uname, where
-        self.grant: Grant | None = None  # once proven
+        self.grant: Grant | None = None  # once proved
         self._nonce = ""  # of the challenge that was read, for one answer
-        self._shown = b""  # what a read shows: the challenge, then our proof
+        self._shown = b""  # data for reads: the challenge, then the server's proof
 
     def read(self, count: int, offset: int) -> bytes:
-        """The challenge; after a correct answer, our own proof."""
+        """Return the challenge; after a correct answer, the server's proof."""
         if self.grant is None and not self._nonce:
             self._nonce = challenge.new_nonce()
             self._shown = challenge.line(self._nonce)
@@ -274,7 +277,7 @@ class Proof:
 
     def write(self, data: bytes) -> int:
         """Check the secret, or the answer to the challenge, whole; a newline may follow. Raises Denied, TooLong,
-        BadRequest, NotAnswered: then nothing has changed."""
+        BadRequest, or NotAnswered, which changes nothing."""
         if self.grant is not None:
             raise BadRequest("token already written")
         if len(data) > limits.TOKEN_BYTES + 1:
@@ -290,7 +293,7 @@ class Proof:
             self._shown = challenge.line(proof)
         try:
             known = grant is not None and identity.is_named(grant.uid, self._uname, self._n_uname)
-        except NotAnswered:  # of the right token only: no guess is tried twice with a challenge
+        except NotAnswered:  # only for a correct token: no guess is tried twice with a challenge
             self._nonce, self._shown = nonce, shown
             raise
         if not known:
@@ -299,7 +302,7 @@ class Proof:
         return len(data)
 
     def user(self, uname: str, n_uname: int) -> Grant:
-        """The grant of an attach with this fid. Raises Denied."""
+        """Return the grant for an attach with this fid. Raises Denied."""
         if self.grant is None:
             raise Denied("no token written to the fid of Tauth")
         if (uname, n_uname) != (self._uname, self._n_uname):

@@ -1,4 +1,4 @@
-"""Accepting connections: the addresses of a front end, and who is at the other end of each connection.
+"""Accepting connections: the addresses of a front end, and the peer of each connection.
 
 Every front end that is served at sockets is an `Acceptor`. A connection goes through these steps, and each front end
 fills in those marked *:
@@ -51,11 +51,11 @@ from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import Fairness, FairQueue
 
 log = logging.getLogger("mqfs.net")
-RETRY_S = 0.1  # after a failure to accept: out of descriptors, say, of which some may be closed meanwhile
+RETRY_S = 0.1  # after a failure to accept, such as for lack of descriptors: some may be closed meanwhile
 
 
 class Acceptor:
-    """The sockets of one front end. `add` listeners, then `run`; the front end says how it stops."""
+    """The sockets of one front end. `add` listeners, then `run`. The front end implements its own stop."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Acceptor:
         tokens: Tokens | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`name`: in logs and `.who`. `places`: of all connections, by user. `fairness`: of users that come by several
-        front ends. `tcp_user`: as whom clients over TCP act. `tls`: for addresses of TLS, with the `protocol` of ALPN;
-        charged to `memory`, by user. Raises BadAddress."""
+        """`name`: in logs and `.who`. `places`: the limit of connections, by user. `fairness`: shared by front ends
+        with the same users. `tcp_user`: the user as whom TCP clients act. `tls`: for TLS addresses, with `protocol` as
+        the ALPN name; its memory is charged to `memory`, by user. Raises BadAddress."""
         uid = identity.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"unknown user {tcp_user!r} of TCP clients (expected one of getent passwd)")
@@ -119,7 +119,7 @@ class Acceptor:
         """Start its own tasks in `nursery`."""
 
     def peer(self, sock: socket.socket, address: Address) -> Peer:
-        """The peer of an accepted socket. Raises OSError where it has gone."""
+        """Return the peer of an accepted socket. Raises OSError if it has disconnected."""
         where = f"{self.name} {str(address).partition('!')[0]} {next(self._numbers)}"
         if not isinstance(address, UnixAddress):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -136,7 +136,7 @@ class Acceptor:
         self._places.release(peer.account)
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
-        """Send a client, in plain text, the reason of the refusal; then it is closed."""
+        """Send a client the reason of its refusal in plain text; the caller then closes the socket."""
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         raise NotImplementedError
@@ -164,7 +164,7 @@ class Acceptor:
                 await self.fairness.accepted(self._admit(sock, listener))
 
     def _admit(self, sock: socket.socket, listener: Listener) -> Hashable:
-        """Serve a connection, unless its user has too many. Returns the user's account; None: it has gone already."""
+        """Serve a connection, unless its user has too many. Return the user's account; None: it has disconnected."""
         encrypted = isinstance(listener.address, TlsAddress)
         sock.setblocking(False)
         try:
@@ -186,14 +186,14 @@ class Acceptor:
         return peer.account
 
     def _log_refusal(self, listener: Listener, why: Exception) -> None:
-        """Log once why connections are not accepted, until one is."""
+        """Log once why connections are not accepted, until one is accepted."""
         if not self._is_full:
             refused = "connection refused: " if isinstance(why, OverLimit) else ""
             log.warning("%s: %s%s", listener.address, refused, why)
         self._is_full = True
 
     def _take(self, peer: Peer, encrypted: bool) -> None:
-        """A place, and memory for TLS. Raises OverLimit."""
+        """Acquire a place, and memory for TLS. Raises OverLimit."""
         self.take_place(peer)
         try:
             if encrypted and self._memory is not None:
@@ -218,7 +218,7 @@ class Acceptor:
                     log.warning("%s: connection ended: user %d not looked up in time", peer.where, peer.uid)
                     return
                 await self.serve(sock, tls, peer, listener)
-        except* Exception:  # beside a cancellation, too: it would end all connections
+        except* Exception:  # also beside a cancellation: an exception would end all connections
             log.exception("%s: connection ended", peer.where)
         finally:
             self.give_place(peer)
@@ -229,14 +229,14 @@ class Acceptor:
 async def shake_hands(
     server: ServerTls, protocol: str, descriptor: int, peer: Peer, queue: FairQueue
 ) -> TlsCalls | None:
-    """Complete the handshake, a step in each turn of the user; then the peer is the user of its certificate. None: it
-    failed, and the reason is logged."""
+    """Complete the handshake, a step in each turn of the user. The peer then is the user of its certificate. Return
+    None if it failed; the reason is logged."""
     tls = TlsCalls(server.machine(protocol), lambda why: log.warning("%s: connection ended: %s", peer.where, why))
     with trio.move_on_after(limits.HANDSHAKE_S) as scope:
         try:
             await _complete(tls, descriptor, queue)
         except OSError:
-            return None  # the peer has gone, or has failed
+            return None  # the peer disconnected, or TLS failed
         finally:
             queue.release()
     if scope.cancelled_caught:
@@ -273,7 +273,7 @@ class Listener:
     """One address and its listening socket."""
 
     def __init__(self, address: Address, sock: socket.socket, close: Callable[[], None]) -> None:
-        """`close`: stops, and removes the socket's file if it still is ours."""
+        """`close`: stops listening, and removes the socket's file if it is still this listener's."""
         self.address, self.socket, self.close = address, sock, close
 
 
@@ -285,7 +285,7 @@ def listen(
     insecure: bool = False,
     identified: bool = False,
 ) -> Listener:
-    """Listen now, or BadAddress. `kind` and `mode` are those of a unix socket, the others as of `require_safe`."""
+    """Listen now. `kind` and `mode` are those of a unix socket, the others as of `require_safe`. Raises BadAddress."""
     where = parse_address(address) if isinstance(address, str) else address
     require_safe(where, insecure=insecure, identified=identified)
     try:
@@ -298,8 +298,8 @@ def listen(
 
 
 def adopt(sock: socket.socket, *, insecure: bool = False) -> Listener:
-    """A socket that listens already, opened by another program, whose file stays that program's. Raises BadAddress
-    where `listen` would not listen at its address."""
+    """Return the listener of a socket that another program opened, and whose file stays that program's. Raises
+    BadAddress if `listen` would refuse its address."""
     where: Address
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:

@@ -1,9 +1,9 @@
 """Where a trio task waits: await_step(step) for the engine, answered(call) for the system's database of users; and
-post_to_loop(), by which other threads call in.
+post_to_loop(), by which other threads call functions on the loop.
 
 await_step joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait
-that can no longer be cancelled (a message delivered, a write appended) is awaited to its end, and so is one that looks
-for what is there when the time of its caller has ended: where it finds nothing it was cancelled after all.
+that can no longer be cancelled (a message delivered, a write appended) is awaited to its end. So is a search of the
+existing messages when its caller's time has ended: if it finds none, it fails as cancelled after all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger("mqfs")
 
 
 async def await_step(step: Step[T], until: float = math.inf) -> T:
-    """The value of a step, at once or when it is resolved. `until`: from then on, in trio's seconds, a cancellation
-    says only not to wait for what may come. Raises the engine's error, or trio.Cancelled."""
+    """Return the value of a step, at once or when it is resolved. `until`: a time of trio's clock; a later cancellation
+    lets a search of the existing messages complete. Raises the engine's error, or trio.Cancelled."""
     if not isinstance(step, Wait):
         return step
     if step.settled:
@@ -42,7 +42,7 @@ async def await_step(step: Step[T], until: float = math.inf) -> T:
     def abort(_: object) -> trio.lowlevel.Abort:
         try:
             cancelled = step.cancel(Interrupted() if trio.current_time() >= until else None)
-        except Exception:  # trio calls this, and would end with it
+        except Exception:  # trio calls this, and would end with the exception
             log.exception("a wait was not cancelled")
             cancelled = False
         return trio.lowlevel.Abort.SUCCEEDED if cancelled else trio.lowlevel.Abort.FAILED
@@ -57,14 +57,17 @@ async def await_step(step: Step[T], until: float = math.inf) -> T:
 
 
 def post_to_loop() -> Post:
-    """What other threads call to have a function called on the thread of this loop, which is the engine's."""
+    """Return a function by which other threads have a function called on this loop's thread, which is the engine's."""
     soon = trio.lowlevel.current_trio_token().run_sync_soon
     return lambda call: soon(run_posted, call)
 
 
 def answered(call: Callable[[], T]) -> Step[T]:
-    """What a call returns or raises, at once or when the system's database of users has answered what it asks for: it
-    is called again then. After limits.HANDSHAKE_S it fails with NotAnswered."""
+    """Return or raise the outcome of a call, which may need the system's database of users.
+
+    While the call raises NotAnswered, it is repeated when the database has answered. After limits.HANDSHAKE_S the step
+    fails with NotAnswered.
+    """
     try:
         return call()
     except NotAnswered as error:
@@ -90,7 +93,7 @@ async def _call_again(call: Callable[[], T], error: NotAnswered, wait: Wait[T], 
             try:
                 if (again := _try_again(call, wait)) is not None and trio.current_time() >= until:
                     wait.fail(again)
-            except Exception:  # of a subscriber: this task is everybody's
+            except Exception:  # of a subscriber: this task serves all callers
                 log.exception("a request failed when its user was known")
             else:
                 error = again or error

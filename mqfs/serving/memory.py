@@ -1,7 +1,7 @@
-"""malloc tuning: how much freed memory this process keeps, and when it returns it to the system.
+"""malloc and garbage: how much freed memory this process keeps and when it returns it, and when Python collects.
 
-Also when Python collects garbage. A request or a reply of a megabyte is allocated and freed many times a second. Memory
-returned to the system each time would come back page by page, each cleared, which costs more than the copying.
+A request or a reply of a megabyte is allocated and freed many times a second. Memory returned to the system each time
+would be mapped again page by page, each cleared, which costs more than the copying.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def keep() -> None:
 
 
 def defer_collector() -> None:
-    """Collect no garbage during the start, which makes objects that stay."""
+    """Collect no garbage during the start, as the objects made then stay."""
     gc.disable()
 
 
 def spare_collector() -> None:
-    """Exempt the objects of the start from garbage collection, and collect the others rarely.
+    """Exempt the objects of the start from garbage collection, and collect others rarely.
 
-    A full collection takes 100 ns an object and stops the server: 0.1 s beside 30,000 parked reads.
+    A full collection takes 100 ns an object and stops the server: 0.1 s with 30,000 parked reads.
     """
     gc.freeze()
     gc.enable()
@@ -43,11 +43,11 @@ def spare_collector() -> None:
 
 
 def count_connection() -> None:
-    """Collect garbage among the young objects once there are many connections more.
+    """Count an accepted connection, and collect young garbage after many of them.
 
-    Python counts how many more objects were made than freed. Where connections end as others begin that is none: then
-    tens of thousands are young at the next collection, which stops the server for as many microseconds. In a process
-    that is not the server's own they are collected as it has set.
+    Python counts how many more objects were made than freed: none, where connections end as others begin. Then tens of
+    thousands are young at the next collection, which stops the server for as many microseconds. A process with other
+    thresholds, not the server's own, collects as it has set.
     """
     global _connections
     _connections += 1
@@ -56,7 +56,7 @@ def count_connection() -> None:
 
 
 def give_back(memory: UserLimits) -> None:
-    """Return memory to the system once clients hold less by more than is kept for the next requests.
+    """Return memory to the system once clients hold less than their peak by more than KEPT_BYTES.
 
     The C library does so by itself only at the end of the heap.
     """

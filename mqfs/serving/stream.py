@@ -1,4 +1,4 @@
-"""The bytes of one connection: the one place where they are received and sent."""
+"""The bytes of one connection: the only place where they are received and sent."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ RECEIVE_BYTES = 65_536
 
 
 class Gone(Exception):
-    """The client is not there any more, or took nothing for too long."""
+    """Raised when the client has disconnected, or accepted no bytes for too long."""
 
 
 class SocketStream:
-    """A connected socket that never blocks. `readable` waits for input. `tls`: through TLS, whose handshake is
-    complete."""
+    """A connected socket that never blocks. `readable` waits for input. `tls`: through TLS, after the handshake."""
 
     def __init__(
         self, sock: socket.socket, readable: Callable[[int], Awaitable[None]], tls: TlsCalls | None = None
     ) -> None:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
         self._readable = readable
-        self.before_wait: Callable[[], object] = bool  # called where it has to wait
-        self.unread = b""  # received, and to be received again
-        self.failed = False  # the stream ended without an end that the client announced
+        self.before_wait: Callable[[], object] = bool  # called before each wait
+        self.unread = b""  # received, and to be returned again
+        self.failed = False  # the stream ended without an end announced by the client
         calls: DescriptorCalls = tls or os
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
@@ -46,7 +45,7 @@ class SocketStream:
         return self._descriptor
 
     async def receive(self, deadline: float) -> bytes:
-        """The received bytes; empty at the end. Raises trio.TooSlowError at that time."""
+        """Return the received bytes; b"" at the end. Raises trio.TooSlowError at the deadline."""
         if self.unread:
             data, self.unread = self.unread, b""
             return data
@@ -68,7 +67,7 @@ class SocketStream:
         raise trio.TooSlowError
 
     async def receive_soon(self, seconds: float) -> bytes:
-        """As `receive`, of a client that is about to send: one that can run now has its chance before the wait."""
+        """Receive from a client that is about to send: let it run before waiting for it."""
         if not self.unread:
             try:
                 return self._read(self._descriptor, RECEIVE_BYTES)
@@ -80,7 +79,7 @@ class SocketStream:
         return await self.receive(trio.current_time() + seconds)
 
     async def send(self, data: bytes, patience: float = math.inf) -> None:
-        """Send all. Raises Gone where the client is, or takes nothing for that many seconds."""
+        """Send all data. Raises Gone if the client disconnected, or accepts no bytes for `patience` seconds."""
         rest: bytes | memoryview = data
         while rest:
             try:
@@ -104,7 +103,7 @@ class SocketStream:
         raise Gone
 
     def send_now(self, data: bytes) -> None:
-        """Send a few bytes if the socket has room for them; a failure shows later."""
+        """Send a few bytes if the socket has room for them. A failure shows at a later call."""
         with contextlib.suppress(OSError):
             if self._tls is None:
                 os.write(self._descriptor, data)
@@ -112,13 +111,13 @@ class SocketStream:
                 self._tls.push(self._descriptor, data)
 
     def end(self) -> None:
-        """Announce the end, where TLS is spoken."""
+        """Announce the end over TLS."""
         if self._tls is not None:
             self._tls.end(self._descriptor)
 
     async def linger(self) -> None:
-        """End the sending side, and drop what still comes for a while: closing at once would reset the connection, and
-        destroy what was sent."""
+        """End the sending side, and drop received bytes for a while: closing at once would reset the connection, and
+        destroy the bytes sent."""
         self.end()
         try:
             self.socket.shutdown(socket.SHUT_WR)
