@@ -4,23 +4,24 @@
     checkpoint/00000000000000000000-2596996162   before frame 1: what the store had when its log began
     segment/3/7-40-0-8388608-9ab01234            epoch 3, group 7, segment 40, part 0, its bytes, its CRC-32C
 
-A checkpoint before frame 1 has a check sum in place of a time. The frame says it, in place of that of a frame before
-it: of several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
+A checkpoint before frame 1 has a check sum in place of a time. Frame 1 repeats it in place of that of a frame before
+it. If several servers begin a log at once, one gets frame 1, and the checkpoints of the others do not count.
 
-A checkpoint has what the log had at a frame. Its bytes come from the segment files of a running store. Later bytes are
-not read, and a segment that is compacted meanwhile holds the same messages; not so the first bytes of it, so what was
-the newest at the frame is not compacted meanwhile (`Keeper`). Where a segment goes while it is read, the checkpoint is
-made again. It lacks what was trimmed meanwhile, so a restore to a frame before it is whole needs an older one:
+A checkpoint has the content of the log at a frame. Its bytes come from the segment files of a running store. Later
+bytes are not read. A compacted segment has the same messages, but not the same first bytes, so the newest segments at
+the frame are not compacted meanwhile (`Keeper`). If a segment is removed while it is read, the checkpoint is made
+again. It lacks messages trimmed meanwhile, so a restore to a frame before it is whole needs an older checkpoint:
 
     log      417 position | 418 m7 | 419 m7 is acknowledged | 420 whole
     store              segments are read: that of m7 is gone ^ begins when all are read
 
-A segment with a record that does not pass its check is in no checkpoint: one before it, and the frames since, may have
-what this disk lost, so until `mqfs check --fix` none is made and nothing goes.
+A segment with a record that fails its check is in no checkpoint. An earlier checkpoint and the frames since may have
+what this disk lost, so until `mqfs check --fix` no checkpoint is made and nothing is removed.
 
-Parts that the checkpoint before it has are not sent again. A name is never given to other bytes. A primary removes
+Parts that the checkpoint before it has are not sent again. A name is never reused for other bytes. A primary removes
 parts only after a checkpoint that it made itself. Its successor begins with that one or a later one, so a primary that
-was fenced and does not know it yet takes nothing from it. A part goes when no checkpoint that is kept has it:
+was fenced and does not know it yet removes nothing that its successor needs. A part is removed when no retained
+checkpoint has it:
 
     kept             checkpoint 417 of epoch 3, the oldest | checkpoint 903 of epoch 5, made here
     no answer came   checkpoint 871 of epoch 5: it may be there, so its parts are kept as if it were
@@ -53,8 +54,8 @@ from mqfs.store.disk import Disk
 from mqfs.store.replication import LogBytes
 from mqfs.store.store import folder_of
 
-_ATTEMPTS = 8  # at a checkpoint, while segments go
-_AHEAD = 2  # parts of a checkpoint that are asked for at once
+_ATTEMPTS = 8  # at a checkpoint, while segments are removed
+_AHEAD = 2  # parts of a checkpoint that are requested at once
 
 
 class Part(NamedTuple):
@@ -75,16 +76,16 @@ class Checkpoint:
     position: Position
     have: Have
     segments: Sequence[Segment]
-    whole: int  # the frame from which on it lacks nothing
+    whole: int  # the first frame from which on it lacks nothing
 
     @property
     def time_s(self) -> int:
-        """When it was whole, in UNIX seconds. One before frame 1 has no time."""
+        """When it was whole, in UNIX seconds. A checkpoint before frame 1 has no time."""
         return int(self.name.rpartition("-")[2])
 
 
 class Damaged(BadReplica):
-    """This disk has not what was written."""
+    """This disk does not have the bytes that were written."""
 
 
 class _SegmentWent(Exception):
@@ -92,28 +93,28 @@ class _SegmentWent(Exception):
 
 
 class Overtaken(Exception):
-    """A group was removed since the position: a checkpoint of that would lack it. A later position knows."""
+    """A group was removed after the position: a checkpoint there would lack it. A later position has the removal."""
 
 
 class Checkpointer:
     """Makes the checkpoints of one store."""
 
     def __init__(self, log: ReplicatedLog, path: str, stop: threading.Event | None = None) -> None:
-        """`path`: of the store. `stop`: no part is sent any more when it is set."""
+        """`path`: the path of the store. `stop`: when it is set no more parts are sent."""
         self._log, self._objects, self._path = log, log.objects, path
         self._stop = stop or threading.Event()
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
-        self._parts: dict[str, str] = {}  # that the next checkpoint can have, by their names without the epoch
+        self._parts: dict[str, str] = {}  # names of parts that the next checkpoint can use, by name without the epoch
         self._made = ""  # the newest checkpoint
-        self._own_epoch = -1  # of the parts; -1: some may be of a checkpoint that is not made yet
-        self._epochs: dict[str, int] = {}  # of checkpoints that are there, or may be
+        self._own_epoch = -1  # epoch of the parts; -1: some may belong to a checkpoint that is not made yet
+        self._epochs: dict[str, int] = {}  # epochs of checkpoints that exist, or may exist
         self._named: dict[str, str] = {}  # their parts, each with the newest checkpoint that has it
-        self._cursor = ""  # names of parts up to that one were looked at
+        self._cursor = ""  # names of parts up to that one were examined
 
     def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
-        """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
-        and returns the number of its last frame; None: the store is not written to. Position 0 gets the check sum that
-        frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, Damaged, BadReplica, OSError."""
+        """Make a checkpoint of the content of the log at that position. `follow` waits for a batch that begins after
+        the call, and returns the number of its last frame; None: the store is not written to. Position 0 gets the check
+        sum that frame 1 is to repeat. Raises Overtaken, Stopped, NoAnswer, Damaged, BadReplica, OSError."""
         self._own_epoch = -1
         if not self._parts and (before := newest(self._log)) is not None:
             self._parts = {_tail(part): part for part in _names_of(before)}
@@ -131,12 +132,12 @@ class Checkpointer:
             name = f"checkpoint/{position.number:020d}-{tail}"
             made = self._finish(Checkpoint(name, position, have, segments, whole))
             if follow is not None:
-                follow()  # a server that takes over from here on begins with these parts: `prune` removes none of them
+                follow()  # a later takeover begins with these parts: `prune` removes none of them
             return made
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
     def _finish(self, made: Checkpoint) -> Checkpoint:
-        self._note(made)  # without an answer it may be there, or come later
+        self._note(made)  # first: without an answer it may exist, or appear later
         self._objects.put(made.name, _encode(made))
         self._parts = {_tail(part): part for part in _names_of(made)}
         self._made, self._own_epoch = made.name, made.position.epoch
@@ -162,7 +163,7 @@ class Checkpointer:
     def _segment(
         self, group: int, first: int, folder: str, names: Sequence[str], epoch: int, size: int | None
     ) -> Segment:
-        """One segment: `size` bytes of it, or all. `names`: of all segments in that folder."""
+        """Send one segment: `size` bytes of it, or all. `names`: the names of all segments in that folder."""
         path = f"{folder}/{first:020d}.log"
         try:
             with open(path, "rb") as file:
@@ -198,11 +199,12 @@ class Checkpointer:
         return Part(len(data), crc, name)
 
     def prune(self, keep_s: float, now_s: float) -> None:
-        """Remove what no restore to the last `keep_s` seconds needs: frames, checkpoints, parts that none of them has,
-        and rests of uploads. Some at a time; the frames first, as most is in them. Raises NoAnswer, BadReplica."""
+        """Remove objects that no restore to the last `keep_s` seconds needs: frames, checkpoints, parts that no
+        checkpoint has, and remains of uploads. Some are removed at a time; frames first, since they are the most.
+        Raises NoAnswer, BadReplica."""
         names = _all_names(self._log)
         if self._made and self._made not in names:
-            raise NoAnswer(f"{self._made}: not listed")  # so others may be missing there
+            raise NoAnswer(f"{self._made}: not listed")  # so other names may be missing there
         times = {name: int(name.rpartition("-")[2]) for name in names if not _is_first(name)}
         base = max((name for name, time_s in times.items() if time_s <= now_s - keep_s), default="")
         if base and self._is_known(base):
@@ -215,22 +217,22 @@ class Checkpointer:
         self._objects.remove_stale_uploads()
 
     def _is_known(self, name: str) -> bool:
-        """Whether it is known which parts that checkpoint has; False where it was removed."""
+        """Whether the parts of that checkpoint are known; False if it was removed."""
         if name not in self._epochs and (found := load(self._log, name)) is not None:
             self._note(found)
         return name in self._epochs
 
     def _is_ended(self, part: str, epoch: int) -> bool:
-        """Whether no checkpoint of its epoch comes that could have a part that none has now."""
+        """Whether no future checkpoint of its epoch can use a part that no checkpoint has now."""
         digits = part.split("/")[1]
         if part.count("/") != 2 or not digits.isdecimal():
             return False  # another object
         return int(digits) < epoch or int(digits) == self._own_epoch
 
     def _remove_parts(self, base: str, epoch: int) -> None:
-        """Remove parts of checkpoints before `base`, and of none: those sent here, and those of earlier epochs than
-        `epoch`, that of the oldest checkpoint that is kept. A primary of before that epoch makes no checkpoint any
-        more: `follow` does not return to it. If it did already, the checkpoint that comes late is older than that one,
+        """Remove parts that only checkpoints before `base` have, and parts of no checkpoint: those sent here, and those
+        of epochs before `epoch`, that of the oldest checkpoint kept. A primary of an earlier epoch makes no more
+        checkpoints: its `follow` does not return. If it did return already, its late checkpoint is older than that one,
         so nothing begins with it."""
         useless = [part for part, newest in self._named.items() if newest < base]
         page = self._objects.list("segment/", self._cursor, limits.REPLICA_PAGE)
@@ -239,24 +241,24 @@ class Checkpointer:
         self._objects.delete(*removed)
         for part in removed:
             self._named.pop(part, None)
-        if len(removed) == len(useless):  # else that page is looked at again
+        if len(removed) == len(useless):  # otherwise that page is examined again
             self._cursor = page[-1] if len(page) == limits.REPLICA_PAGE else ""
 
 
 def _check(log: Log, size: int | None) -> None:
-    """Raises Damaged where the first `size` bytes of a segment, or all, have a record that does not pass its check. Not
-    where an unclean stop tore one: that was never there."""
+    """Raise Damaged if the first `size` bytes of a segment, or all, have a record that fails its check. A record torn
+    by an unclean stop is ignored: it was never in the log."""
     end = len(log.data) if size is None else size
     bad = [(start, min(stop, end)) for start, stop in log.found.bad if start < end]
     if size is not None and log.newest and log.found.end < end:
-        bad.append((log.found.end, end))  # no torn tail: all of it is in the log
+        bad.append((log.found.end, end))  # not a torn tail: the log has all of it
     if bad:
         words = f"bytes {bad[0][0]} to {bad[0][1]} do not pass their check"
         raise Damaged(f"{log.path}: {words} (run mqfs check; the replica may still have them)")
 
 
 def _tail(part: str) -> str:
-    """The name of a part without its epoch: what it is of, and its check sum."""
+    """Return the name of a part without its epoch: its place and its check sum."""
     return part.rpartition("/")[2]
 
 
@@ -276,7 +278,7 @@ def _encode(made: Checkpoint) -> bytes:
 
 
 def _sum_of(have: Have, segments: Sequence[Segment]) -> int:
-    """A check sum over a checkpoint, never 0: a frame 1 with that has none before it."""
+    """Return a check sum over a checkpoint, never 0: 0 in frame 1 means no checkpoint before it."""
     return int(value(json.dumps([encode_have(have), segments]).encode())) or 1
 
 
@@ -285,17 +287,17 @@ def _all_names(log: ReplicatedLog) -> list[str]:
 
 
 def _is_first(name: str) -> bool:
-    """Whether it is before frame 1."""
+    """Whether the checkpoint is before frame 1."""
     return not _number(name)
 
 
 def _number(name: str) -> int:
-    """The number of the frame after which it is."""
+    """Return the number of the frame after which the checkpoint is."""
     return int(name[11:31])
 
 
 def list_names(log: ReplicatedLog) -> list[str]:
-    """The names of all checkpoints that count, the oldest first."""
+    """Return the names of all checkpoints that count, the oldest first."""
     names = _all_names(log)
     if not names or not _is_first(names[0]):
         return names
@@ -305,7 +307,7 @@ def list_names(log: ReplicatedLog) -> list[str]:
 
 
 def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
-    """The checkpoint of that name; None where there is none. Raises NoAnswer, BadReplica."""
+    """Load the checkpoint of that name; None if it does not exist. Raises NoAnswer, BadReplica."""
     data = log.objects.get(name)
     if data is None:
         return None
@@ -319,13 +321,13 @@ def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
 
 
 def newest(log: ReplicatedLog) -> Checkpoint | None:
-    """The newest checkpoint."""
+    """Return the newest checkpoint; None if there is none. Raises NoAnswer, BadReplica."""
     found = (load(log, name) for name in reversed(list_names(log)))
     return next((made for made in found if made is not None), None)
 
 
 def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[LogBytes]:
-    """All bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
+    """Yield all bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
     names = iter(part.name for segment in checkpoint.segments for part in segment.parts)
     with ThreadPoolExecutor(_AHEAD, "parts") as pool:
         asked = deque(pool.submit(objects.get, name) for name in islice(names, _AHEAD))

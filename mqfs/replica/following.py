@@ -4,8 +4,8 @@
     disk     after 418 while 421 is not read; after 421 when all three were written and synced
     state    the position of a sync before; a start reads the frames after it again, which changes nothing
 
-Where the frames after the position are gone, or are another history, the store is set aside in quarantine/ and copied
-again from the newest checkpoint.
+If the frames after the position were removed, or belong to another history, the store is set aside in quarantine/ and
+copied again from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ log = logging.getLogger("mqfs.replica")
 
 
 class Diverged(Exception):
-    """The store is no copy of a beginning of the log. The text says why."""
+    """The store is not a copy of a beginning of the log. The text says why."""
 
 
 class Outdated(Diverged):
-    """The store is the copy of a beginning of the log, which has gone further than it can follow."""
+    """The store is a copy of a beginning of the log, and frames that it needs next were removed."""
 
 
 class Follower:
-    """One store that follows the log. Its calls raise NoAnswer, BadReplica, Diverged and errors of the store; after one
-    of these a new one begins at the state that was written last."""
+    """One store that follows the log. Its calls raise NoAnswer, BadReplica, Diverged and errors of the store. After
+    such an error, a new follower begins at the state that was written last."""
 
     def __init__(self, replicated: ReplicatedLog, path: str, found: ReplicaState) -> None:
-        """Hold the store's lock. `found`: its state."""
+        """Hold the store's lock. `found`: the state of the store."""
         assert found.position.store is not None
         self._log, self.path, self.state = replicated, path, found
         self.store = StandbyStore(path, str(found.position.store))
         self.reader = Reader(attrs.evolve(found.position), f"{path}/staging")
-        self.takeovers: list[Owner] = []  # that were read
-        self.written = False  # the last step had bytes of the store
+        self.takeovers: list[Owner] = []  # takeovers that were read
+        self.written = False  # whether the last step had bytes of the store
         self._noted = time.monotonic()
         self._closed = False
 
     def step(self, wait_s: float, ending: Ending | None = None) -> int:
-        """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
-        most that long. `ending`: what is not applied any more; it ends at -1, and only `close` has it on disk."""
+        """Read and apply available frames, and sync them; return their number. The first frame is awaited for at most
+        `wait_s` seconds. `ending`: excludes frames from a restore. The step returns -1 at the first excluded batch, and
+        frames are synced only by `close`."""
         records = self._log.read(self.reader.position.number, wait_s)
         ended, takeovers, self.written = False, len(self.takeovers), False
         for record in records:
@@ -78,12 +79,12 @@ class Follower:
             self.state.position = attrs.evolve(self.reader.complete)
         is_due = records and (time.monotonic() - self._noted > 1.0 or len(self.takeovers) > takeovers)
         if is_due and ending is None:
-            self.note()  # a takeover at once: a start has to tell one that came since from one that was followed
+            self.note()  # a takeover at once: a start must tell a new one from one that was followed
         return -1 if ended else len(records)
 
     def follow_next(self) -> bool:
-        """Apply the next frame, where it is there. It is on disk after `sync`. For who is to append the one after it:
-        between that look and the append there is as little as can be."""
+        """Apply the next frame if it is there; return whether it was. It is on disk after `sync`. This is for a server
+        about to append the frame after it: as little as possible happens between this read and the append."""
         number = self.reader.position.number + 1
         data = self._log.get(number)
         if data is not None and (batch := self._feed(LogRecord(number, data))) is not None:
@@ -91,7 +92,7 @@ class Follower:
         return data is not None
 
     def sync(self) -> None:
-        """Have all that was applied on disk, and note it."""
+        """Sync all that was applied, and record it in the state."""
         self.store.sync()
         self.state.position = attrs.evolve(self.reader.complete)
         self.note()
@@ -100,7 +101,7 @@ class Follower:
         try:
             with refusing(self.path):
                 return self.reader.feed(record)
-        except FramesMissing as error:  # they were trimmed since `check_history`, or some of them
+        except FramesMissing as error:  # they were trimmed since `check_history`
             raise Outdated(str(error)) from None
         except BadReplica as error:
             raise Diverged(str(error)) from None
@@ -111,7 +112,7 @@ class Follower:
         self._noted = time.monotonic()
 
     def _apply(self, batch: Iterable[Frame], ending: Ending | None) -> None:
-        with refusing(self.path):  # the rest of a large batch lies in a file
+        with refusing(self.path):  # a file has the rest of a large batch
             for frame in batch:
                 if frame.owner is not None:
                     self.takeovers.append(frame.owner)
@@ -126,8 +127,8 @@ class Follower:
                 self.written |= any(isinstance(entry, LogBytes) for entry in entries)
 
     def _leave_to(self, owner: Owner) -> None:
-        """Another server takes over from this store, which was the primary. Raises Diverged where it has not what the
-        log has: from here on that is another history."""
+        """Become a standby, as another server took over from this store, which was the primary. Raises Diverged if its
+        content differs from the log's: it would continue another history."""
         for group, here, there in self.ends():
             if here[0] < there[0] or here > there:
                 text = f"group {group} ends at {here}, in the log at {there}"
@@ -135,14 +136,15 @@ class Follower:
         self.state.primary = False
 
     def ends(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """Where each group ends on this disk, and in the log: the name of its newest segment, and bytes of it."""
+        """Yield where each group ends on this disk, and in the log: the name of its newest segment, and the bytes of
+        it."""
         found = self.store.positions()
         for group in found.keys() | self.state.have.keys():
             yield group, found.get(group, (0, 0)), self.state.have.get(group, (0, 0))
 
     def catch_up(self, near: int = 0) -> None:
-        """Step to the end of the log, as far as it is seen. `near`: where at most that many frames were missing, no
-        further than it was then."""
+        """Step to the end of the log, as far as it is seen. `near`: once at most that many frames are missing, stop at
+        the end that was seen then."""
         end, is_near = 0, False
         while not is_near or self.reader.position.number < end:
             at = self.reader.position.number
@@ -154,18 +156,18 @@ class Follower:
         self.note()
 
     def close(self) -> None:
-        """Give up the lock; all that was applied is on disk. May be called again."""
+        """Sync all that was applied, and release the lock. May be called again."""
         if not self._closed:
             self._closed = True
             self.reader.close()
             self.store.close()
 
 
-# ------------------------------------------------------------ begin
+# ------------------------------------------------------------ beginning
 
 
 def store_of(replicated: ReplicatedLog) -> uuid.UUID | None:
-    """The store that the log is of; None where nothing was ever appended."""
+    """Return the store whose log this is; None if nothing was ever appended."""
     record = replicated.newest(0)
     if record is None:
         return None
@@ -173,8 +175,9 @@ def store_of(replicated: ReplicatedLog) -> uuid.UUID | None:
 
 
 def check_history(replicated: ReplicatedLog, position: Position) -> None:
-    """Raises Diverged where the log does not hold the frame of that position, or another in its place; BadReplica where
-    it is a beginning of what this store has: what is missing is nowhere else, and is not set aside."""
+    """Raise Diverged if the log does not hold the frame of that position, or another in its place. Raise BadReplica if
+    the log is a beginning of what this store has: no other copy has the missing frames, so the store is not set
+    aside."""
     if not position.number:
         return
     data, after = replicated.get(position.number), replicated.get(position.number + 1)
@@ -190,9 +193,10 @@ def check_history(replicated: ReplicatedLog, position: Position) -> None:
 
 
 def end_before(replicated: ReplicatedLog, position: Position) -> int:
-    """The number of the last record, where that is below the position: the engine confirmed more. 0: it is not."""
+    """Return the number of the last record if it is below the position, although the engine confirmed more; otherwise
+    0."""
     if replicated.get(position.number) is not None:
-        return 0  # without a look at the whole log
+        return 0  # without listing the whole log
     last = replicated.newest(0)
     return last.number if last is not None and last.number < position.number else 0
 
@@ -203,7 +207,7 @@ def lost(end: int, position: Position) -> str:
 
 def is_replaced(replicated: ReplicatedLog, position: Position) -> bool:
     """Whether another server took over a log that had lost its end: its newest epoch is later than the position's, or
-    begins with another takeover. An earlier one is taken for a beginning of what this store has."""
+    begins with another takeover. An earlier epoch counts as a beginning of what this store has."""
     last = replicated.newest(0)
     if last is None or (epoch := decode(last.data).epoch) != position.epoch:
         return last is not None and epoch > position.epoch
@@ -213,8 +217,8 @@ def is_replaced(replicated: ReplicatedLog, position: Position) -> bool:
 
 
 def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
-    """A follower at the state of the store at that path; where it has none, or one that does not fit, at the newest
-    checkpoint. Raises BadStore where it is another store."""
+    """Open a follower at the state of the store at that path; if it has none, or one that does not fit, at the newest
+    checkpoint. Raises BadReplica if it is another store."""
     found = state.read(path)
     if found is not None and found.position.store is not None:
         if found.position.store != store:
@@ -238,13 +242,13 @@ def has_groups(path: str) -> bool:
 
 
 def discard(path: str, why: Diverged, *, primary: bool) -> None:
-    """Make room for a new copy. An outdated copy that never was a primary has nothing that the log has not: it is
-    removed. Everything else is set aside. Raises DiskFull, DiskFailed."""
+    """Make room for a new copy. An outdated copy that never was a primary is removed, since the log has all of it.
+    Everything else is set aside. Raises DiskFull, DiskFailed."""
     with refusing(path):
         if isinstance(why, Outdated) and not primary:
             log.warning("%s is copied again: %s", path, why)
             found = state.read(path)
-            if found is not None:  # from here on its copy is not finished
+            if found is not None:  # marks the copy as not finished
                 state.write(path, ReplicaState(Position(store=found.position.store), {}, found.runs, False))
             remove_tree(Disk(), f"{path}/buckets")
         else:
@@ -252,7 +256,7 @@ def discard(path: str, why: Diverged, *, primary: bool) -> None:
 
 
 def set_aside(path: str, why: str) -> None:
-    """Move the buckets of a store into its quarantine/: they are not what the log has."""
+    """Move the buckets of a store, which differ from the log, into its quarantine/."""
     disk = Disk()
     number = 1
     while disk.exists(f"{path}/quarantine/fenced-{number}"):
@@ -260,7 +264,7 @@ def set_aside(path: str, why: str) -> None:
     to = f"{path}/quarantine/fenced-{number}"
     log.warning("%s is set aside in %s, and copied again: %s", path, to, why)
     found = state.read(path, disk)
-    if found is not None:  # after a crash here a start sets it aside again: it has more than nothing
+    if found is not None:  # after a crash here, a start sets it aside again, since it has more than nothing
         state.write(path, ReplicaState(Position(store=found.position.store), {}, [], True), disk)
     if disk.exists(f"{path}/buckets"):
         disk.rename(f"{path}/buckets", to)
@@ -270,8 +274,9 @@ def set_aside(path: str, why: str) -> None:
 
 
 def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
-    """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one. Where
-    a newer one replaces it meanwhile, and its parts go, that one. Raises BadReplica where the newest is damaged."""
+    """Return a follower at the newest checkpoint, which is written to an empty store; without a checkpoint, at the
+    beginning of the log. If a newer checkpoint replaces it meanwhile and its parts are removed, the newer one is used.
+    Raises BadReplica if the newest is damaged."""
     while True:
         base = _base(replicated)
         try:
@@ -285,7 +290,7 @@ def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follow
 
 
 def _base(replicated: ReplicatedLog) -> Checkpoint | None:
-    """The newest checkpoint; None: the log begins with its first frame, which is there. Raises NoAnswer."""
+    """Return the newest checkpoint; None: the log begins with its first frame, which is there. Raises NoAnswer."""
     base = checkpoint.newest(replicated)
     if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
         raise NoAnswer("no checkpoint, and the first frames were trimmed")  # an engine not yet whole
@@ -297,7 +302,7 @@ def _base(replicated: ReplicatedLog) -> Checkpoint | None:
 def copy_from(
     replicated: ReplicatedLog, path: str, store: uuid.UUID, base: Checkpoint | None, ending: Ending | None = None
 ) -> Follower:
-    """A follower at that checkpoint, which is written to an empty store; None: at the first frame."""
+    """Return a follower at that checkpoint, which is written to an empty store; None: at the first frame."""
     if os.path.isdir(path) and os.path.exists(f"{path}/mqfs"):
         found = read_label(Disk(), path)[0]
         if found != str(store):
@@ -307,7 +312,7 @@ def copy_from(
         replicated, path, ReplicaState(attrs.evolve(position), {} if base is None else base.have, [], False)
     )
     try:
-        state.write(path, ReplicaState(Position(store=store), {}, [], False))  # until all is there
+        state.write(path, ReplicaState(Position(store=store), {}, [], False))  # marks the copy as not finished
         if base is not None:
             log.info("%s: %d segments of %s are copied", path, len(base.segments), base.name)
             for run in checkpoint.runs(replicated.objects, base):
@@ -321,7 +326,7 @@ def copy_from(
 
 
 def _make_empty(path: str, found: str) -> None:
-    """Forget the number of a store that has no group: it was made by a start that came before the log's first frame."""
+    """Remove the label of a store without groups: a start before the log's first frame made it."""
     if has_groups(path):
         raise BadReplica(f"{path}: store {found} (expected a copy, or an empty directory)")
     os.unlink(f"{path}/mqfs")

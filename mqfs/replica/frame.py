@@ -42,7 +42,7 @@ RUN_BYTES = _ENTRY.size + _RUN.size  # of a run without its data
 
 
 class Owner(NamedTuple):
-    """The primary from this frame on: the number of one run of a server, and the address where clients find it."""
+    """The primary from this frame on: the number of one run of a server, and the address that clients connect to."""
 
     run: uuid.UUID
     address: str
@@ -52,7 +52,7 @@ Entry = LogBytes | Trimmed | Removed | Owner
 
 
 class Frame(NamedTuple):
-    """See above; `previous` and `previous_crc` are of the frame before it."""
+    """One frame of the log. `previous` and `previous_crc` are the number and CRC field of the frame before it."""
 
     store: uuid.UUID
     epoch: int
@@ -65,13 +65,13 @@ class Frame(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """The new owner, where this is a takeover."""
+        """The new owner if the frame is a takeover."""
         first = self.entries[0] if self.entries else None
         return first if isinstance(first, Owner) else None
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame. Raises BadReplica where it exceeds limits.REPLICA_FRAME_BYTES."""
+    """Encode a frame. Raises BadReplica if it exceeds limits.REPLICA_FRAME_BYTES."""
     pieces = [piece for entry in frame.entries for piece in _encode_entry(entry)]
     size = HEAD_BYTES + sum(map(len, pieces))
     if size > limits.REPLICA_FRAME_BYTES:
@@ -102,12 +102,12 @@ def _crc(head: bytes, entries: bytes) -> int:
 
 
 def crc_of(data: bytes) -> int:
-    """The CRC field of an encoded frame, which the next frame repeats."""
+    """Return the CRC field of an encoded frame, which the next frame repeats."""
     return int.from_bytes(data[8:12], "little")
 
 
 def decode(data: bytes) -> Frame:
-    """The frame of these bytes; sizes are checked before anything is read. Raises BadReplica for other bytes."""
+    """Decode a frame; sizes are checked before anything is read. Raises BadReplica for other bytes."""
     if not HEAD_BYTES <= len(data) <= limits.REPLICA_FRAME_BYTES:
         raise BadReplica(f"frame: {len(data)} bytes (expected {HEAD_BYTES} to {limits.REPLICA_FRAME_BYTES})")
     magic, crc, size, flags, before_crc, epoch, number, before, time_ns, store = _HEAD.unpack_from(data)

@@ -6,8 +6,8 @@
     standbys   mqfs.NAME.standby   what they have on their disks: plain messages, not kept
 
 Each append has two conditions: the last number of the stream, and that of the newest takeover. nats-py works on
-asyncio, so it has a thread of its own. A leader that was cut off may refuse, or answer reads with what is old; log.py
-expects that.
+asyncio, so it has a thread of its own. A leader that was cut off may refuse appends, or answer reads with old data;
+log.py expects that.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 T = TypeVar("T")
 LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20 did not even serialize them
 _WRONG_LAST = (10071, 10164)
-_NO_STREAM = 10059  # a quorum says so: it does not come back
+_NO_STREAM = 10059  # confirmed by a quorum, so it is final
 _HEADER_BYTES = 1_024  # of an append, at most
-_ARRIVED = 32  # records that wait to be read: nats-py has no more sent than it was asked for, and what fits its limit
+_ARRIVED = 32  # records that wait to be read: nats-py requests no more, within its limit of bytes
 _CHUNK_BYTES = 128 << 10  # of an object
-_STALE = 100  # uploads that are looked at, in one call
-_AT_ONCE = 16  # objects that are deleted
+_STALE = 100  # uploads examined in one call
+_AT_ONCE = 16  # objects deleted at once
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
 
 
 class _Loop:
-    """asyncio on a thread of its own, for the calls of others."""
+    """An asyncio loop on a thread of its own, for calls of other threads."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -72,8 +72,8 @@ class _Loop:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], within_s: float = limits.REPLICA_CALL_S) -> T:
-        """The result. Raises NoAnswer where there is none in that time, or an error that says nothing; BadReplica where
-        there is no such stream any more."""
+        """Run a coroutine and return its result. Raises NoAnswer if there is none in that time, or an inconclusive
+        error; Refused; BadReplica if the stream does not exist any more."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(within_s)
@@ -90,7 +90,7 @@ class _Loop:
             raise NoAnswer(_reason(error)) from None
 
     def begin(self, work: Coroutine[Any, Any, object]) -> Future[object]:
-        """Start it; its result is not waited for."""
+        """Start a coroutine without waiting for its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class _Loop:
 
 
 async def _cancel_all() -> None:
-    """End the client's own tasks, and those of calls that were given up."""
+    """Cancel the client's own tasks, and those of abandoned calls."""
     tasks = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
     for task in tasks:
         task.cancel()
@@ -117,7 +117,7 @@ class JetStreamLog:
     """See `ReplicatedLog` in log.py."""
 
     def __init__(self, url: str, *, create: bool = True) -> None:
-        """Connect. `create`: make the stream where there is none. Raises BadReplica."""
+        """Connect. `create`: make the stream if it does not exist. Raises BadReplica."""
         self._create, self.pace_s = create, limits.REPLICA_PACE_S
         servers, self._stem, replicas, credentials = parse(url)
         self.name = f"{url.partition('://')[0]}://{','.join(map(_without_user, servers))}/{self._stem}"
@@ -127,12 +127,12 @@ class JetStreamLog:
         self._loop = _Loop()
         self._following: Any = None  # the subscription of `read`
         self._arrived: queue.SimpleQueue[LogRecord] = queue.SimpleQueue()  # of that subscription
-        self._passing: Future[object] = Future()  # what fills it
+        self._passing: Future[object] = Future()  # the task that fills it
         self._follows = 0  # the number before its next record
-        self._reports: dict[str, Report] | None = None  # None: not asked for yet, and not sent here
+        self._reports: dict[str, Report] | None = None  # None: not subscribed yet
         try:
             self._client: Client = self._connect(servers, credentials)
-        except Exception as error:  # also what nats-py thinks of a file of credentials
+        except Exception as error:  # also errors of nats-py about a file of credentials
             self._loop.close()
             raise BadReplica(f"--replica {self.name}: not reachable: {_reason(error)}") from None
         self._js: JetStreamContext = self._client.jetstream(timeout=limits.REPLICA_CALL_S)
@@ -151,8 +151,9 @@ class JetStreamLog:
         said = list[str]()
 
         async def note(error: Exception) -> None:
-            """Later an error is seen by the call that it fails; of a connection nats-py only tries again. What a server
-            said says more than that it ended the connection, which may come first."""
+            """Record an error while connecting. Later errors are raised by the calls that fail; nats-py itself only
+            reconnects. An error text of a server is kept rather than the end of the connection, which may be reported
+            after it."""
             if not (said and isinstance(error, OSError)):
                 said[:] = [_reason(error)]
 
@@ -208,7 +209,7 @@ class JetStreamLog:
         }
         subject = f"{self._prefix}.own" if takeover else f"{self._prefix}.log"
         if not self._client.is_connected:
-            raise NoAnswer("not connected")  # else it would be kept, and sent long after
+            raise NoAnswer("not connected")  # otherwise nats-py would keep it, and send it much later
         publish = self._js.publish(
             subject, data, timeout=limits.REPLICA_CALL_S, stream=self._stream, headers=conditions
         )
@@ -228,7 +229,7 @@ class JetStreamLog:
     def newest(self, after: int) -> LogRecord | None:
         state = self._loop.call(self._js.stream_info(self._stream)).state
         while state.last_seq > after and state.messages:
-            if (data := self.get(state.last_seq)) is not None:  # else it was trimmed meanwhile
+            if (data := self.get(state.last_seq)) is not None:  # otherwise it was trimmed meanwhile
                 return LogRecord(state.last_seq, data)
             state = self._loop.call(self._js.stream_info(self._stream)).state
         return None
@@ -238,9 +239,9 @@ class JetStreamLog:
             self._follow(after)
         records = self._take(wait_s)
         if not records and self.newest(after) is not None:
-            records = self._take(1.0)  # it is on its way
+            records = self._take(1.0)  # it is about to arrive
             if not records:
-                self._stop_following()  # the consumer went, or the next record was trimmed
+                self._stop_following()  # the consumer was removed, or the next record was trimmed
         self._follows = records[-1].number if records else after
         return records
 
@@ -265,7 +266,7 @@ class JetStreamLog:
                 self._loop.call(following.unsubscribe())
 
     def _take(self, wait_s: float) -> list[LogRecord]:
-        """What arrived; waits for the first record at most that long."""
+        """Return the records that arrived; wait for the first one at most `wait_s` seconds."""
         records: list[LogRecord] = []
         with contextlib.suppress(queue.Empty):
             records.append(self._arrived.get(timeout=wait_s))
@@ -274,7 +275,7 @@ class JetStreamLog:
         return records
 
     def trim(self, before: int) -> None:
-        if before > 1:  # without a number all are purged
+        if before > 1:  # without a number all would be purged
             self._loop.call(self._js.purge_stream(self._stream, seq=before, subject=f"{self._prefix}.log"))
 
     def report(self, name: str, report: Report) -> None:
@@ -312,8 +313,8 @@ class JetStreamLog:
 
 
 async def _pass_on(following: Any, arrived: queue.SimpleQueue[LogRecord]) -> None:
-    """Hand over the records of a subscription, until it ends. Without a callback: nats-py tells the server to send more
-    when they are taken, not when they arrive."""
+    """Pass on the records of a subscription, until it ends. There is no callback: nats-py requests more from the server
+    when records are taken, not when they arrive."""
     with contextlib.suppress(nats.errors.Error):
         while True:
             message = await following.next_msg(timeout=None)
@@ -323,7 +324,7 @@ async def _pass_on(following: Any, arrived: queue.SimpleQueue[LogRecord]) -> Non
 
 
 async def _first_answer(connecting: Coroutine[Any, Any, Client], said: Sequence[str]) -> Client:
-    """A connection, or the reason why there is none, which is `said` last: nats-py itself tries for ever."""
+    """Return a connection, or raise NoAnswer with the last text in `said`: nats-py itself retries for ever."""
     try:
         return await asyncio.wait_for(connecting, limits.REPLICA_CALL_S - 1)
     except TimeoutError:
@@ -351,8 +352,9 @@ class JetStreamObjects:
             raise NoAnswer(f"upload of {name}: chunks removed (tried again)") from None
 
     async def _put(self, name: str, data: bytes) -> None:
-        """As nats-py does it, but for an end that comes early. Its `put` leaves the chunks there when it is cancelled;
-        and it removes them when the name has no answer, though the name may be there. Here such a name needs them."""
+        """Upload an object as nats-py does, except for an early end. The `put` of nats-py leaves the chunks when it is
+        cancelled. It also removes them when publishing the name is not answered, although the name may exist; here such
+        a name keeps its chunks."""
         info = ObjectInfo(
             name=name, bucket=self._bucket, nuid=f"{_token(name)}.{uuid.uuid4().hex}", size=len(data),
             chunks=-(-len(data) // _CHUNK_BYTES), digest=_digest(data), mtime=datetime.now(UTC).isoformat(),
@@ -364,7 +366,7 @@ class JetStreamObjects:
             for at in range(0, len(data), _CHUNK_BYTES):
                 last = (await self._js.publish(self._chunks + info.nuid, data[at : at + _CHUNK_BYTES])).seq
         except BaseException:
-            with contextlib.suppress(Exception):  # else `remove_stale_uploads` does
+            with contextlib.suppress(Exception):  # otherwise `remove_stale_uploads` removes them
                 await self._purge(self._chunks + info.nuid)
             raise
         headers = {"Nats-Rollup": "sub"}
@@ -388,8 +390,8 @@ class JetStreamObjects:
         await self._js.purge_stream(self._stream, subject=subject)
 
     async def _subjects(self, wanted: str) -> tuple[dict[str, int], datetime]:
-        """How many messages each subject has, and the server's time. The leader says that of all; a consumer would read
-        the store of one peer, which may not have all yet. Raises NoAnswer."""
+        """Return the number of messages of each subject, and the server's time. The leader has all of them; a consumer
+        would read the store of one peer, which may lack some. Raises NoAnswer."""
         found, before = dict[str, int](), None
         while True:
             request = json.dumps({"subjects_filter": wanted, "offset": len(found)}).encode()
@@ -426,7 +428,8 @@ class JetStreamObjects:
         return data
 
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
-        """As of each engine; one that another client deleted is there until it is deleted here, too."""
+        """List names as any engine does; an object that another client deleted is listed until it is deleted here,
+        too."""
         marks, _ = self._loop.call(self._subjects(f"{self._marks}>"), 6 * limits.REPLICA_CALL_S)
         names = (_name_of(mark.removeprefix(self._marks)) for mark in marks)
         return sorted(name for name in names if name.startswith(prefix) and name > after)[: most or None]
@@ -439,7 +442,7 @@ class JetStreamObjects:
         await asyncio.gather(*map(self._delete_one, names))
 
     async def _delete_one(self, name: str) -> None:
-        """Without a look at what is there: so the next call does what this one did not, when it ended early."""
+        """Delete without looking at what is there, so that the next call completes one that ended early."""
         await self._purge(self._marks + _token(name))
         await self._purge(f"{self._chunks}{_token(name)}.>")
 
@@ -447,7 +450,7 @@ class JetStreamObjects:
         self._loop.call(self._remove_stale(), 6 * limits.REPLICA_CALL_S)
 
     async def _remove_stale(self) -> None:
-        """Purge chunks that no object has: each upload says of which one it is."""
+        """Purge chunks that belong to no object: each upload's subject has the name of its object."""
         subjects, now = await self._subjects(f"$O.{self._bucket}.>")
         uploads = [tuple(it.split(".")[3:]) for it in subjects if it.startswith(self._chunks) and it.count(".") == 4]
         count = Counter(token for token, _ in uploads)
@@ -455,12 +458,12 @@ class JetStreamObjects:
         for token, upload in lone[:_STALE]:
             chunks = f"{self._chunks}{token}.{upload}"
             if await self._age_s(chunks, now) > limits.REPLICA_UPLOAD_S:
-                info = await self._find(self._marks + token)  # it may have come meanwhile
+                info = await self._find(self._marks + token)  # it may have appeared meanwhile
                 if info is None or info.nuid != f"{token}.{upload}":
                     await self._purge(chunks)
 
     async def _age_s(self, subject: str, now: datetime) -> float:
-        """The age of its newest chunk, in seconds."""
+        """Return the age of the newest chunk, in seconds."""
         try:
             made = (await self._js.get_last_msg(self._stream, subject)).time
         except nats.js.errors.NotFoundError:
@@ -469,12 +472,12 @@ class JetStreamObjects:
 
 
 def _token(name: str) -> str:
-    """The name of an object in a subject."""
+    """Return the name of an object as it is in a subject."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def _name_of(token: str) -> str:
-    """The name in a subject; "" where that is not a name."""
+    """Return the name in a subject; "" if it is not a name."""
     try:
         return base64.urlsafe_b64decode(token).decode()
     except ValueError:
@@ -486,7 +489,7 @@ def _digest(data: bytes) -> str:
 
 
 def parse(url: str) -> tuple[list[str], str, int, str | None]:
-    """Servers, name, number of replicas (0: not given) and file of credentials of a URL. Raises BadReplica."""
+    """Parse a URL: servers, name, number of replicas (0: not given) and file of credentials. Raises BadReplica."""
     scheme, _, rest = url.partition("://")
     hosts, _, tail = rest.partition("/")
     name, _, query = tail.partition("?")

@@ -1,21 +1,21 @@
-"""The replicated log: what an engine must do, its one writer, and its readers. The machines here do no I/O, but for a
-file with the rest of a batch that is too large for memory.
+"""The replicated log: what an engine must do, its one writer, and its readers. There is no I/O in the reader and the
+writer, except for a file with the rest of a batch that is too large for memory.
 
     number    17 frame   18 frame   19 own, epoch 4   20 frame   21 frame
     writer    epoch 3 ended here ^   epoch 4 ------------------------->
     append    frame 22 exactly after 21, while 19 is the newest takeover; one at a time
 
-An append has one of three outcomes. Answered: it is there. Refused: something else has the number, or it was there
-already. Unknown: no answer came, and it may still arrive. After the last two the writer reads the record of its number:
-its own bytes mean that it is there, other bytes that another server is the primary; nothing yet, that the same bytes
-are sent again under the same number. No answer but these counts: a leader that was cut off refuses what it did not see,
-and reads may be late.
+An append has one of three outcomes. Answered: it is in the log. Refused: another record has the number, or it was
+appended before. Unknown: no answer came, and it may still arrive. After the last two the writer reads the record of its
+number. Its own bytes mean that it is in the log; other bytes, that another server is the primary. Without a record the
+same bytes are sent again under the same number. No answer except these counts: a leader that was cut off refuses
+appends after records that it did not see, and reads may be late.
 
-A takeover counts when it is there and a look after it shows nothing above it. Else a server that stood still for longer
-than frames are kept, between its last read and its request, could take the number of a trimmed frame. The first
-frame after an owner's last one is a takeover, which is never trimmed, so its own frames need no such look.
+A takeover counts when it is in the log and a look after it shows no later record. Otherwise a server that was suspended
+for longer than frames are kept, between its last read and its request, could take the number of a trimmed frame. The
+first frame after an owner's last one is a takeover, which is never trimmed, so its own frames need no such look.
 
-The scheme of a URL says which engine it is. What an engine needs is imported when it is asked for.
+The scheme of a URL names the engine. The packages that an engine needs are imported when it is opened.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode, encode
 
 
 class Refused(Exception):
-    """The engine answered: not appended by this request."""
+    """The engine answered that this request did not append."""
 
 
 class NoAnswer(Exception):
-    """No answer, or one that says nothing: whether it was done is not known. The text says why."""
+    """There was no answer, or an inconclusive one: it is unknown whether the request was carried out. The text says
+    why."""
 
 
 class Fenced(Exception):
-    """Another server took over: nothing that is not acknowledged may be any more."""
+    """Another server took over: no further write may be acknowledged."""
 
 
 class Stopped(Exception):
@@ -60,8 +61,8 @@ _REPORT = re.compile(rb"([0-9]{1,20}) ([0-9]{1,10})")
 
 
 class Report(NamedTuple):
-    """A standby has all frames up to that number on its disk. Where an engine loses its end, a number comes again with
-    another frame: the CRC field tells them apart."""
+    """A standby's report that its disk has all frames up to that number. If an engine loses its end, a number is used
+    again for another frame: the CRC field tells them apart."""
 
     number: int
     crc: int
@@ -71,74 +72,77 @@ class Report(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Report | None:
-        """The report of these bytes; None of others."""
+        """Decode a report; None for other bytes."""
         found = _REPORT.fullmatch(data)
         return None if found is None else cls(int(found[1]), int(found[2]))
 
 
 class Objects(Protocol):
-    """Named objects beside a log: its checkpoints. All calls raise NoAnswer, and BadReplica where no later attempt can
+    """Named objects beside a log: its checkpoints. All calls raise NoAnswer, and BadReplica if no later attempt can
     succeed. Names have letters, digits, `-` and `/`."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Make or replace it, durably."""
+        """Make or replace an object, durably."""
         ...
 
     def get(self, name: str) -> bytes | None:
-        """All of it; None where there is none."""
+        """Return the whole object; None if it does not exist."""
         ...
 
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
-        """The names with that prefix above `after`, sorted: the first `most`; 0: all."""
+        """Return the names with that prefix above `after`, sorted: the first `most`; 0: all."""
         ...
 
     def delete(self, *names: str) -> None:
-        """Remove them; nothing where there are none."""
+        """Remove objects; missing ones are ignored."""
         ...
 
     def remove_stale_uploads(self) -> None:
-        """Remove what calls of `put` left that did not end, and are older than limits.REPLICA_UPLOAD_S: some of it."""
+        """Remove the remains of calls of `put` that did not end, and are older than limits.REPLICA_UPLOAD_S: some of
+        them."""
         ...
 
 
 class ReplicatedLog(Protocol):
-    """A log on an engine. All calls raise NoAnswer, and BadReplica where no later attempt can succeed. One thread."""
+    """A log on an engine. All calls raise NoAnswer, and BadReplica if no later attempt can succeed. One thread uses
+    it."""
 
     name: str  # the URL without credentials
     pace_s: float  # between two groups of appends that no writer waits for
     objects: Objects
 
     def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
-        """Append a record as number `after` + 1, durably: only if `after` is the last one and, where the engine has
+        """Append a record as number `after` + 1, durably: only if `after` is the last number and, if the engine has
         that condition, the newest takeover is `own`. Raises Refused."""
         ...
 
     def get(self, number: int) -> bytes | None:
-        """The record of that number; None where there is none, or it is not seen yet."""
+        """Return the record of that number; None if it does not exist, or is not seen yet."""
         ...
 
     def newest(self, after: int) -> LogRecord | None:
-        """The last record above `after`, as far as it is seen; None where there is none."""
+        """Return the last record above `after`, as far as it is seen; None if there is none."""
         ...
 
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
-        """Some records above `after`, in order; waits for the first one at most that long."""
+        """Return some records above `after`, in order; wait for the first one at most `wait_s` seconds."""
         ...
 
     def trim(self, before: int) -> None:
-        """Remove frames below that number. Takeovers stay: a late request of an old primary has to meet them."""
+        """Remove frames below that number, except takeovers: a late request of an old primary must meet them."""
         ...
 
     def report(self, name: str, report: Report) -> None:
-        """Say how far the standby `name` is. It is repeated, so one may get lost, or be left out where it costs."""
+        """Report how far the standby `name` is. Reports are repeated, so one may be lost, or left out if it is
+        expensive."""
         ...
 
     def reports(self) -> dict[str, Report]:
-        """The newest report of each standby, as far as it arrived."""
+        """Return the newest report of each standby, as far as reports arrived."""
         ...
 
     def promises(self) -> Sequence[str]:
-        """What the engine promises, and what not, in a few words each: for the log of a start."""
+        """Return what the engine promises and what it does not, in a few words each: for the log of a start."""
         ...
 
     def close(self) -> None: ...
@@ -148,12 +152,12 @@ class ReplicatedLog(Protocol):
 
 
 class FramesMissing(BadReplica):
-    """The frames between two are not in the log any more."""
+    """Frames between two frames are missing in the log."""
 
 
 @attrs.define
 class Position:
-    """Where a reader or a writer is in the log, and who the primary was there."""
+    """A position of a reader or a writer in the log, and the primary there."""
 
     store: uuid.UUID | None = None  # of the log; None: nothing was read yet
     number: int = 0
@@ -164,8 +168,8 @@ class Position:
     time_ns: int = 0
 
     def advance(self, record: LogRecord) -> Frame:
-        """Go to the next record. Raises BadReplica where it does not continue this log; FramesMissing where it is a
-        later one than the next."""
+        """Advance to the next record. Raises BadReplica if it does not continue this log; FramesMissing if it is later
+        than the next frame."""
         frame = decode(record.data)
         where = f"frame {record.number}"
         if self.store is not None and frame.store != self.store:
@@ -181,7 +185,7 @@ class Position:
         return frame
 
     def go_to(self, frame: Frame, crc: int) -> None:
-        """Be after that frame."""
+        """Set the position after that frame."""
         self.store, self.number, self.crc, self.epoch = frame.store, frame.number, crc, frame.epoch
         self.time_ns = frame.time_ns
         if frame.owner is not None:
@@ -189,22 +193,22 @@ class Position:
 
 
 class Reader:
-    """Frames in order, as batches that are applied together."""
+    """Reads frames in order, as batches that are applied together."""
 
     def __init__(self, position: Position, folder: str | None = None) -> None:
-        """`position`: after the last frame that was applied. `folder`: where the rest of a batch lies that is too large
-        for memory, in a file without a name; None: where temporary files are."""
+        """`position`: after the last frame that was applied. `folder`: for the nameless file with the rest of a batch
+        that is too large for memory; None: the folder of temporary files."""
         self.position = position  # after the last record that was read
         self.complete = attrs.evolve(position)  # after the last frame that ends a batch
         self._folder = folder
         self._parts: list[Frame] = []
-        self._rest: IO[bytes] | None = None  # frames behind them, each after its size
-        self._given: IO[bytes] | None = None  # the same of the batch before
+        self._rest: IO[bytes] | None = None  # frames after `_parts`, each after its size
+        self._given: IO[bytes] | None = None  # the rest of the batch before
         self._bytes = 0
 
     def feed(self, record: LogRecord) -> Iterable[Frame] | None:
-        """The frames of the batch that this record ends, to be taken once, before the next call; None where it ends
-        none. A takeover ends what the primary before it did not finish: that was never acknowledged, and is in none.
+        """Return the frames of the batch that this record ends, to be iterated once, before the next call; None if it
+        ends no batch. A takeover drops the unfinished batch of the primary before it, which was never acknowledged.
         Raises BadReplica, OSError."""
         if self._given is not None:
             self._given.close()
@@ -228,7 +232,7 @@ class Reader:
         return parts if self._given is None else chain(parts, _frames_of(self._given))
 
     def close(self) -> None:
-        """Forget what is not whole."""
+        """Drop an incomplete batch."""
         for file in (self._rest, self._given):
             if file is not None:
                 file.close()
@@ -254,16 +258,16 @@ class Append(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A request: read the record of that number, and whether there is a later one."""
+    """A request: read the record of that number, and check for a later one."""
 
     number: int
 
 
 class Writer:
-    """The appends of one server. `request` is what to do next; its outcome comes by one of the `on_` methods."""
+    """The appends of one server. `request` is the next request; its outcome is passed to one of the `on_` methods."""
 
     def __init__(self, position: Position, store: uuid.UUID, run: uuid.UUID) -> None:
-        """`position`: after the last record that was read. `run`: a number of this run of the server alone."""
+        """`position`: after the last record that was read. `run`: a number that only this run of the server has."""
         self.position, self._store, self.run = position, store, run
         self._frame: Frame | None = None
         self._data = b""
@@ -277,7 +281,7 @@ class Writer:
 
     @property
     def request(self) -> Append | Look | None:
-        """What to do next; None: nothing is under way."""
+        """The next request; None: nothing is under way."""
         frame = self._frame
         if frame is None:
             return None
@@ -287,11 +291,12 @@ class Writer:
 
     def take_over(self, address: str, time_ns: int, run: uuid.UUID | None = None) -> None:
         """Begin a takeover. It succeeds only if the position is at the end of the log. `run`: of another server, to
-        which the owner hands over; it appends nothing after that."""
+        which the owner hands over; the owner appends nothing after that."""
         self._begin(self.position.epoch + 1, [Owner(run or self.run, address)], time_ns, more=False)
 
     def accept(self) -> None:
-        """The takeover at the position is of this run: the owner before handed over, or it came late."""
+        """Accept the takeover at the position as one of this run: the owner before handed over, or the takeover arrived
+        late."""
         self.is_owner = True
 
     def append(self, entries: Sequence[Entry], time_ns: int, *, more: bool) -> None:
@@ -307,7 +312,7 @@ class Writer:
         self._data, self._looks = encode(self._frame), False
 
     def on_appended(self) -> None:
-        """The engine answered that it is there. After a takeover comes a look."""
+        """Note that the engine confirmed the append. After a takeover a look follows."""
         assert self._frame is not None
         if self._frame.owner is not None and not self._looks:
             self._looks = True
@@ -317,18 +322,19 @@ class Writer:
         self._frame = None
 
     def on_unclear(self) -> None:
-        """It was refused, or there was no answer: look what is there."""
+        """Note that the append was refused, or not answered: the next request is a look."""
         self._looks = True
 
     def on_found(self, data: bytes | None, *, later: bool) -> None:
-        """The record of the number looked at, if it is seen. `later`: one above it is seen."""
+        """Handle the outcome of a look. `data`: the record of that number, if it is seen; `later`: a higher number is
+        seen."""
         assert self._frame is not None
         if data == self._data and not (later and self._frame.owner is not None):
             self.on_appended()
         elif data is not None or later:
             self.fenced, self._frame = True, None
         else:
-            self._looks = False  # the same bytes under the same number: the first of them counts
+            self._looks = False  # send the same bytes under the same number: the first of them counts
 
 
 # ------------------------------------------------------------ the engine of a URL
@@ -343,7 +349,7 @@ _ENGINES = {
 
 
 def check_url(url: str) -> None:
-    """Raises BadConfig for a URL of no engine."""
+    """Raise BadConfig if no engine has such a URL."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _ENGINES or not rest:
         known = "nats://HOST,HOST/NAME, s3://BUCKET/NAME, gs://, az:// or file:///DIR"
@@ -351,8 +357,8 @@ def check_url(url: str) -> None:
 
 
 def open_log(url: str, *, create: bool = True) -> ReplicatedLog:
-    """The log at that URL, reached once. `create`: whether it is made where there is none. Raises BadConfig and
-    BadReplica, in one line."""
+    """Open the log at that URL, and contact its engine once. `create`: make the log if it does not exist. Raises
+    BadConfig and BadReplica, each with one line of text."""
     check_url(url)
     module, name, extra = _ENGINES[url.partition("://")[0]]
     try:

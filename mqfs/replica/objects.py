@@ -6,8 +6,8 @@
     handover                      the standby that asks to be the primary (takeover.py)
     probe/...                     of a start: an object that exists is not created again
 
-One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
-late request of an old primary can only have the number that its successor took.
+Each number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
+late request of an old primary can only have the number of its successor's takeover.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
 _PARTS = "segment/"  # names of objects of up to REPLICA_PART_BYTES
-_PROBES = 3  # of the condition, where there is no answer
+_PROBES = 3  # probes of the condition, while there is no answer
 _BULK = 1_000  # names in one request to delete
-_ROW = 64  # frames that are read in a row: a standby syncs its disk once for them, and keeps up with its primary
-_AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
+_ROW = 64  # frames read in one call: a standby syncs its disk once for them, and keeps up with its primary
+_AHEAD = 8  # frames requested at once, at most: an object store answers each slowly
 
 
 class StoreObjects:
@@ -60,7 +60,7 @@ class StoreObjects:
         self._parts = self._open(limits.REPLICA_PART_S)
 
     def _open(self, answer_s: float) -> ObjectStore:
-        """The store, whose answers may take that long."""
+        """Open the store; an answer may take `answer_s` seconds."""
         within = timedelta(seconds=answer_s)
         retry: Any = {"max_retries": 2, "retry_timeout": within}
         client: Any = {"timeout": within, "allow_http": True}
@@ -73,7 +73,7 @@ class StoreObjects:
         return self._parts if name.startswith(_PARTS) else self._frames
 
     def create(self, name: str, data: bytes) -> None:
-        """Make it if it does not exist, durably. Raises Refused where it exists."""
+        """Make an object, durably. Raises Refused if it exists."""
         with self._calling(name):
             try:
                 obstore.put(self._store(name), self._prefix + name, data, mode="create", use_multipart=False)
@@ -95,14 +95,15 @@ class StoreObjects:
         with self._calling(prefix):
             chunks = obstore.list(self._frames, self._prefix + prefix, offset=self._prefix + after if after else None)
             found = (one["path"].removeprefix(self._prefix) for chunk in chunks for one in chunk)
-            return sorted(islice(found, most or None))  # pages come in order, and when they are asked for
+            return sorted(islice(found, most or None))  # pages come in order, each when it is needed
 
     def delete(self, *names: str) -> None:
         for begin in range(0, len(names), _BULK):
             self._delete(names[begin : begin + _BULK])
 
     def _delete(self, names: Sequence[str]) -> None:
-        """In one request, where there is such a request; not every store has it, or takes names that are gone."""
+        """Delete names in one request if the store has such a request; not every store has it, or accepts names that
+        are missing."""
         paths = [self._prefix + name for name in names]
         if len(paths) > 1:
             with contextlib.suppress(BaseError, OSError):
@@ -113,7 +114,7 @@ class StoreObjects:
                 obstore.delete(self._frames, path)
 
     def remove_stale_uploads(self) -> None:
-        """A request leaves nothing: an object is there whole or not at all."""
+        """Do nothing: a request leaves nothing behind, since an object is stored whole or not at all."""
 
     @contextlib.contextmanager
     def _calling(self, name: str) -> Iterator[None]:
@@ -126,13 +127,13 @@ class StoreObjects:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, without the rest that Rust's debug output adds: its last words, where it is long."""
+    """Return the first line of an error, without Rust's debug output after it; of a long line its last words."""
     text = " ".join(str(error).split("\n", 1)[0].split())
     return text if len(text) <= 200 else "..." + text[-197:]
 
 
 class FileObjects:
-    """The files below a directory, each made whole and on disk before it has its name. See `Objects` in log.py."""
+    """The files below a directory, each complete and on disk before it gets its name. See `Objects` in log.py."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         self._path = path
@@ -144,11 +145,11 @@ class FileObjects:
                     os.mkdir(folder, 0o700)
         except OSError as error:
             raise BadReplica(f"{path}: {error.strerror} (expected a directory that can be made)") from None
-        self._folders = {path}  # which is not made again: where it went, others have what is in it
-        self._failed = ""  # why a name may not be on disk; it is seen nevertheless, and a later sync says nothing of it
+        self._folders = {path}  # not made again: if the directory was moved, its contents are elsewhere
+        self._failed = ""  # why a name may not be on disk: it is seen, and a later sync would not report it
 
     def create(self, name: str, data: bytes) -> None:
-        """Make it if it does not exist, durably. Raises Refused where it exists."""
+        """Make a file, durably. Raises Refused if it exists."""
         try:
             self._make(name, data, os.link)
         except FileExistsError:
@@ -185,7 +186,7 @@ class FileObjects:
 
     @contextlib.contextmanager
     def _synced(self, folder: str) -> Iterator[None]:
-        """Sync a folder after a name was made in it. It is opened before: only the sync can fail then."""
+        """Sync a folder after the block made a name in it. It is opened first: only the sync can fail then."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield
@@ -229,7 +230,7 @@ class FileObjects:
                 raise NoAnswer(f"{name}: {error.strerror}") from None
 
     def remove_stale_uploads(self) -> None:
-        """Files that were not given their name. One that a stopped process still has to name gives it NoAnswer."""
+        """Remove staged files that did not get their names. A suspended process that still names one gets NoAnswer."""
         try:
             with os.scandir(f"{self._path}/staging") as found:
                 for file in islice(found, limits.REPLICA_PAGE):
@@ -241,13 +242,13 @@ class FileObjects:
 
 
 def _not_listed(error: OSError) -> None:
-    """Part of a list is none: what it lacks would be taken for what is not there."""
+    """Raise NoAnswer for an incomplete list: names that it lacks would count as missing objects."""
     if not isinstance(error, FileNotFoundError):
         raise NoAnswer(f"{error.filename}: {error.strerror}") from None
 
 
 def split(url: str) -> tuple[str, str, str, str]:
-    """Scheme, directory (of file:), bucket and prefix of a URL. Raises BadReplica."""
+    """Split a URL into scheme, directory (of file:), bucket and prefix. Raises BadReplica."""
     parts = urllib.parse.urlsplit(url)
     path = parts.path.strip("/")
     if parts.scheme == "file":
@@ -271,9 +272,9 @@ class ObjectLog:
         self._is_file = scheme == "file"
         self._reported_s = 0.0
         self._pool = ThreadPoolExecutor(_AHEAD, "frames")
-        self._asked: dict[int, Future[bytes | None]] = {}  # by the number of the frame
-        self._trimmed_to = 0  # up to that number there are takeovers alone
-        self._found = self._next = 0  # frames in a row that were there when they were asked for, and the one after them
+        self._asked: dict[int, Future[bytes | None]] = {}  # requests under way, by number of the frame
+        self._trimmed_to = 0  # up to that number there are only takeovers
+        self._found = self._next = 0  # frames in a row that were there when requested, and the number after them
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
             if create and not self._is_file:
@@ -282,7 +283,7 @@ class ObjectLog:
             raise BadReplica(f"--replica {url}: not reachable: {error}") from None
 
     def _check_condition(self) -> None:
-        """Raises BadReplica where an object that exists can be created: such a store cannot fence."""
+        """Raise BadReplica if an object that exists can be created again: such a store cannot fence."""
         for _ in range(_PROBES):
             name = f"probe/{uuid.uuid4()}"
             try:
@@ -291,7 +292,7 @@ class ObjectLog:
             except Refused:
                 return
             except NoAnswer:
-                continue  # an append that has none either says so
+                continue  # no answer proves nothing, as with an append
             finally:
                 with contextlib.suppress(NoAnswer):
                     self.objects.delete(name)
@@ -305,7 +306,7 @@ class ObjectLog:
 
     def newest(self, after: int) -> LogRecord | None:
         while names := self.objects.list("log/", _name(after)):
-            if (data := self.objects.get(names[-1])) is not None:  # else it was trimmed meanwhile
+            if (data := self.objects.get(names[-1])) is not None:  # otherwise it was trimmed meanwhile
                 return LogRecord(_number(names[-1]), data)
         return None
 
@@ -322,8 +323,8 @@ class ObjectLog:
         return found
 
     def _at_hand(self, number: int) -> bytes | None:
-        """That frame, where it costs no wait: of a directory, or where an object store has answered already:
-        others wait for what was read so far. A failure is raised when it is the next one."""
+        """Return that frame if that costs no wait: from a directory, or if an object store has answered already. The
+        frames read so far must not wait for it. A failure is raised when this frame is the next one."""
         asked = self._asked.get(number)
         if not self._is_file and (asked is None or not asked.done() or asked.exception() or asked.result() is None):
             return None
@@ -339,13 +340,13 @@ class ObjectLog:
             pause_s = min(2 * pause_s, 1.0)
             if (data := self._get_ahead(after + 1)) is not None:
                 return [LogRecord(after + 1, data)]
-        later = self.objects.list("log/", _name(after))  # none, but where frames were trimmed
+        later = self.objects.list("log/", _name(after))  # none, unless frames were trimmed
         return [LogRecord(_number(name), data) for name in later[:1] if (data := self.objects.get(name)) is not None]
 
     def _get_ahead(self, number: int) -> bytes | None:
-        """That frame, while further ones are asked for: the more, the more of them were there."""
+        """Return that frame, and request further ones: the more frames in a row were there, the more."""
         asked, self._asked = self._asked, {}
-        found, self._found = self._found if number == self._next else 0, 0  # after an error, too
+        found, self._found = self._found if number == self._next else 0, 0  # reset, after an error too
         future = asked.pop(number, None)
         data = future.result() if future is not None else None
         if data is None and (data := self.objects.get(_name(number))) is None:
@@ -356,7 +357,8 @@ class ObjectLog:
         return data
 
     def trim(self, before: int) -> None:
-        """Epochs only grow, and a takeover is the first frame of its own: some of the frames say where they begin."""
+        """Remove frames below `before`, except takeovers. Epochs only grow, and a takeover is the first frame of its
+        epoch, so only some frames are read to find them."""
         while names := self.objects.list("log/", _name(self._trimmed_to), limits.REPLICA_PAGE):
             below = [name for name in names if _number(name) < before]
             self.objects.delete(*self._without_takeovers(below))
@@ -366,7 +368,8 @@ class ObjectLog:
                 break
 
     def _without_takeovers(self, names: Sequence[str]) -> list[str]:
-        """The others, without what another server removes meanwhile. An object that is not a frame stays."""
+        """Return the names of frames that are no takeovers. Frames that another server removes meanwhile, and objects
+        that are no frames, are left out."""
         found, at = list[str](), 0
         while at < len(names):
             frame, begin = self._frame(names[at]), at
@@ -378,8 +381,8 @@ class ObjectLog:
         return found
 
     def _end_of_epoch(self, names: Sequence[str], begin: int, epoch: int) -> int:
-        """Where a later epoch begins in `names`, of which that at `begin` is of that epoch. Often none does. Before it
-        there may be names without a frame: they count as later, so none of them is removed with this epoch."""
+        """Return where a later epoch begins in `names`, whose entry `begin` is of `epoch`; often there is none. Names
+        without a frame before that place count as later, so none of them is removed with this epoch."""
         low, high, middle = begin + 1, len(names), len(names) - 1
         while low < high:
             frames = ((n, self._frame(names[n])) for n in range(middle, high))
@@ -392,7 +395,7 @@ class ObjectLog:
         return high
 
     def _frame(self, name: str) -> Frame | None:
-        """The whole frame of that name: its check sum is of its epoch too. None where there is none."""
+        """Return the frame of that name if it is whole: the check sum covers its epoch, too. None if there is none."""
         data = self.objects.get(name)
         try:
             return None if data is None else decode(data)

@@ -1,11 +1,11 @@
-"""The primary's thread: what the store wrote becomes frames, one append in flight.
+"""The primary's thread: bytes that the store wrote become frames, with one append in flight.
 
     store's thread    write m1  write m2 ........ write m3     confirmed: callers of m1 and m2 are answered
     this thread            take [m1] append ...... take [m2 m3] append
     local disk             fdatasync ...           fdatasync
 
-The local sync runs beside the append. A series of portions ends with a frame without MORE, and counts with it alone.
-A primary without work appends an empty frame a second, so that a standby knows it is there. A second thread notes how
+The local sync runs beside the append. A series of portions ends with a frame without MORE, and counts only with that.
+An idle primary appends an empty frame a second, so that a standby knows that it is there. A second thread records how
 far the disk is, and makes checkpoints.
 """
 
@@ -53,32 +53,32 @@ class Replicator:
         keep_s: float,
         on_asked: Callable[[str], None] | None = None,
     ) -> None:
-        """`post` runs a function on the store's thread, `on_end` there, with the reason, when nothing is copied any
-        more. `standbys`: how many must have a frame on their disks before it counts. `keep_s`: seconds that a restore
-        can go back. `on_asked` is called there once, with the address of a standby that is to be the primary: when the
-        store is closed then, and all is copied, that has it. None: it is not looked for."""
+        """`post` runs a function on the store's thread. `on_end` is called there, with the reason, when copying has
+        ended. `standbys`: how many must have a frame on their disks before it counts. `keep_s`: seconds that a restore
+        can go back. `on_asked` is called there once, with the address of a standby that is to be the primary: the store
+        must be closed then, and once all is copied that standby has the log. None: handovers are not looked for."""
         self._log, self._post, self._on_end, self._standbys = primary.log, post, on_end, standbys
         self._on_asked = on_asked
-        self._request: takeover.HandoverRequest | None = None  # to hand over, which this server does
-        self._seen: list[takeover.HandoverRequest | None] = []  # by the last look: what was there before is no request
+        self._request: takeover.HandoverRequest | None = None  # a handover that this server carries out
+        self._seen: list[takeover.HandoverRequest | None] = []  # of the last look: a request from before it is ignored
         self._looked_s = 0.0
         self._stop = threading.Event()
-        self._closing = False  # the store is closed: what it has is copied without a pause, then the thread ends
+        self._closing = False  # the store is closed: copy the rest without a pause, then end
         self._driver = Driver(primary.log, primary.writer, self._stop)
         self._wake = threading.Event()
         self._idle: list[Callable[[], None]] = []
-        self._is_open = False  # the logs are: until then only empty frames are appended
+        self._is_open = False  # whether the logs are open: until then only empty frames are appended
         self._replication: Replication | None = None
         self._appended_s = time.monotonic()
         self._keeper = Keeper(primary, path, self._stop, keep_s)
         self._thread = threading.Thread(target=self._run, name="replicator", daemon=True)
 
     def notify(self) -> None:
-        """There is something to copy."""
+        """Wake the thread: there is something to copy."""
         self._wake.set()
 
     def start(self, replication: Replication) -> None:
-        """Begin with empty frames: standbys are not to take over while the logs are opened, which may take long."""
+        """Begin with empty frames: standbys must not take over while the logs are opened, which may take long."""
         self._replication = replication
         replication.silent_s = lambda: self._driver.silent_s
         replication.on_closed = self._finish
@@ -86,8 +86,8 @@ class Replicator:
         self._keeper.start(replication)
 
     def copy(self, when_idle: Callable[[], None]) -> None:
-        """All logs are open: copy them. `when_idle` is called once on the store's thread, when all that is there now is
-        in the log."""
+        """Copy the logs, which are all open now. `when_idle` is called once on the store's thread, when all that they
+        have now is in the log."""
         self._idle.append(when_idle)
         self._is_open = True
         self._wake.set()
@@ -98,8 +98,8 @@ class Replicator:
         self._log.close()
 
     def _finish(self) -> None:
-        """The store is closed, and all that it wrote is on disk: copy the rest. Where the engine does not answer, or
-        lacks some of what was there at the start, it is given up, as an append under way, which a start finds out."""
+        """Copy the rest after the store was closed and synced. If the engine does not answer, or the log lacks some of
+        the store's first content, the rest is given up, and so is an append under way, which a start finds out."""
         self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -113,7 +113,7 @@ class Replicator:
 
     def _run(self) -> None:
         try:
-            self._reports()  # from now on they are sent
+            self._reports()  # subscribes: reports are received from now on
             closing = False
             while not closing and not self._stop.is_set():
                 if not self._closing:
@@ -136,8 +136,8 @@ class Replicator:
             self._end(DiskFailed("not replicated: the replicator failed (see the log)"))
 
     def _look_for_request(self) -> None:
-        """Whether a standby is to be the primary, now and then. A request that was there before the first look, or is
-        of another epoch, was left by a command that has ended."""
+        """Check now and then whether a standby asks to be the primary. A request from before the first look, or of
+        another epoch, was left by a command that has ended."""
         now = time.monotonic()
         if self._on_asked is None or self._request is not None or self._closing or self._idle or not self._is_open:
             return
@@ -155,7 +155,7 @@ class Replicator:
             self._post(partial(self._on_asked, found.address))
 
     def _hand_over(self, request: takeover.HandoverRequest) -> None:
-        """All is copied, and nothing is written any more: append the takeover of the standby that asked."""
+        """Append the takeover of the standby that asked, when all is copied and nothing more is written."""
         self._driver.writer.take_over(request.address, time.time_ns(), request.run)
         self._driver.finish()
         log.warning("replica %s: handed over to %s", self._log.name, request.address or "another server")
@@ -164,9 +164,9 @@ class Replicator:
         self._call(partial(self._on_end, why))
 
     def _copy(self) -> None:
-        """Append all there is; an empty frame where that is nothing."""
+        """Append all that the log lacks; if that is nothing, an empty frame once a second."""
         assert self._replication is not None
-        copied = begun = False  # begun: a series, whose end is not appended yet
+        copied = begun = False  # begun: a series whose end is not appended yet
         is_open = self._is_open
         while is_open and not self._stop.is_set():
             if not begun:
@@ -186,7 +186,7 @@ class Replicator:
             self._call(self._idle.pop())
 
     def _take(self) -> Portion | None:
-        """What the log lacks. Without a descriptor to read it with that waits: others come back to the process."""
+        """Return what the log lacks. Without a free descriptor to read it, wait until the process has one again."""
         assert self._replication is not None
         waited_s = 0.0
         while True:
@@ -212,7 +212,7 @@ class Replicator:
             self._keeper.end(self._driver.writer.position)
 
     def _pace(self) -> None:
-        """Gather what is written meanwhile into fewer frames; not where a caller waits for it."""
+        """Wait so that fewer frames have more writes, unless a caller waits for a frame."""
         assert self._replication is not None
         while (wait_s := self._appended_s + self._log.pace_s - time.monotonic()) > 0:
             if self._stop.is_set():
@@ -231,8 +231,8 @@ class Replicator:
             self._call(self._replication.confirm)
 
     def _wait_for_standbys(self, last: Report) -> None:
-        """Until enough standbys have the last frame; nothing is appended meanwhile. Raises Fenced where another server
-        appended something."""
+        """Wait until enough standbys have the last frame; nothing is appended meanwhile. Raises Fenced if another
+        server appended a frame."""
         if not self._standbys:
             return
         since, warned, pause_s = time.monotonic(), False, 0.0005
@@ -267,8 +267,8 @@ class Replicator:
             return False
 
     def _call(self, do: Callable[[], None]) -> None:
-        """Have it done on the store's thread, and wait for that; not at the end, when the store is closed. Raises what
-        it raises: a copy that is only half noted ends the copying."""
+        """Run `do` on the store's thread, and wait for the end, but not once the store is closed. Raises what `do`
+        raises: a half recorded copy ends the copying."""
         done, failed = threading.Event(), list[Exception]()
 
         def run() -> None:
@@ -288,7 +288,7 @@ class Replicator:
 
 
 def split(entries: Sequence[Entry], room: int) -> Iterator[list[Entry]]:
-    """The entries of a portion as those of frames: one at least."""
+    """Split the entries of a portion into those of frames, at least one."""
     piece: list[Entry] = []
     left = room
     for entry in entries:
@@ -302,19 +302,19 @@ def split(entries: Sequence[Entry], room: int) -> Iterator[list[Entry]]:
 
 
 class Keeper:
-    """How far this disk is, and checkpoints, on a thread of their own: both may take long."""
+    """Records how far this disk is, and makes checkpoints, on a thread of its own: both may take long."""
 
     def __init__(self, primary: Primary, path: str, stop: threading.Event, keep_s: float) -> None:
         self._log, self._path, self._stop, self._keep_s = primary.log, path, stop, keep_s
         self._state = primary.state
         self._lock = threading.Lock()
         self._touched: set[tuple[int, int]] = set()  # segments with bytes that may not be on disk
-        self._open: list[Entry | End] = []  # of the batch that has not ended, without their data
+        self._open: list[Entry | End] = []  # entries of the batch that has not ended, without their data
         self._bytes = self._frames = 0  # since the last checkpoint
-        self._begun = self._ended = 0  # batches: the last one that begins, and the last one that is in the log
+        self._begun = self._ended = 0  # batches: the last one that began, and the last one that is in the log
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
-        self._unsure = False  # a sync failed: what is on disk is not known
-        self._trouble = ""  # the last that the log says
+        self._unsure = False  # a sync failed: what is on disk is unknown
+        self._trouble = ""  # the last trouble that was logged
         self._has_base = primary.writer.position.epoch == 1  # a log that this server began
         self._checkpoints = Checkpointer(primary.log, path, stop)
         self._replication: Replication | None = None
@@ -325,11 +325,11 @@ class Keeper:
         self._thread.start()
 
     def begin(self) -> None:
-        """A batch begins: it has what is in the store from now on."""
+        """Begin a batch: it has what is in the store from now on."""
         self._begun += 1
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """These are in the log."""
+        """Record entries that are in the log."""
         with self._lock:
             self._frames += 1
             for entry in entries:
@@ -340,7 +340,7 @@ class Keeper:
                     self._open.append(entry)
 
     def end(self, position: Position) -> None:
-        """A batch ended there."""
+        """Record that a batch ended there."""
         with self._lock:
             self._touched.update((entry.group, entry.first) for entry in self._open if isinstance(entry, End))
             state.note(self._have, self._open)
@@ -349,8 +349,8 @@ class Keeper:
             self._ended = self._begun
 
     def _take(self) -> tuple[Position, Have, set[tuple[int, int]]]:
-        """Where the log is. The segments that are the newest there keep their bytes until `_release`: a checkpoint has
-        the first of them, and the frames after it add the others."""
+        """Return where the log is. The segments that are the newest there keep their bytes until `_release`: a
+        checkpoint has their first bytes, and the frames after it add the later ones."""
         with self._lock:  # before a later segment counts as copied
             touched, self._touched = self._touched, set()
             have = dict(self._have)
@@ -367,21 +367,21 @@ class Keeper:
             is_due = False
             try:
                 self._look_for_base()
-                size, frames = self._bytes, self._frames  # of what the checkpoint has, or less
+                size, frames = self._bytes, self._frames  # at least as far as the checkpoint, never further
                 is_due = size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES
                 position, have, touched = self._take()
                 self._note(position, have, touched)
                 if is_due:
                     try:
                         self._make_checkpoint(position, have)
-                    except Damaged as error:  # all segments are read again for the next one: that has time
+                    except Damaged as error:  # the next one reads all segments again, so it is not made at once
                         self._tell(f"no checkpoint: {error}")
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
             except Stopped:
                 break
-            except Overtaken as error:  # the next position has it
+            except Overtaken as error:  # the next position has the removal
                 log.info("replica %s: no checkpoint: group %s was removed meanwhile", self._log.name, error)
             except (NoAnswer, MqfsError, OSError) as error:
                 self._tell(f"no checkpoint: {error}" if is_due else str(error), is_due=is_due)
@@ -391,8 +391,8 @@ class Keeper:
                 self._release()
 
     def _tell(self, trouble: str, *, is_due: bool = True) -> None:
-        """Have the log say what failed, each trouble once until a checkpoint is made. "": one was made. `is_due`: one
-        was to be."""
+        """Log a failure, each once until a checkpoint is made. "": one was made. `is_due`: whether a checkpoint was
+        due."""
         if trouble and trouble != self._trouble:
             log.warning("replica %s: %s", self._log.name, trouble)
         self._trouble = trouble
@@ -400,8 +400,8 @@ class Keeper:
             self._replication.has_no_checkpoint = bool(trouble)
 
     def _look_for_base(self) -> None:
-        """Have a checkpoint made now where there is none, and frames may not have all: a server that was killed when it
-        had just begun the log with an older store left the older segments out."""
+        """Make a checkpoint due now if there is none and the frames may not have everything. A server that was killed
+        just after it had begun the log with an older store left the older segments out."""
         if self._has_base:
             return
         folders = [folder_of(self._path, group) for group in list(self._have)]
@@ -417,7 +417,7 @@ class Keeper:
             for group, first in touched:
                 self._sync(folder_of(self._path, group), first)
         except OSError as error:
-            if error.errno in (EMFILE, ENFILE):  # others come back to the process
+            if error.errno in (EMFILE, ENFILE):  # the process may get descriptors again
                 with self._lock:
                     self._touched |= touched
             else:
@@ -427,10 +427,10 @@ class Keeper:
             raise
         found = attrs.evolve(self._state, position=position, have=have)
         state.write(self._path, found)
-        self._state = found  # only now: a checkpoint removes frames, and a start needs those after what is on disk
+        self._state = found  # only now: a checkpoint removes frames, and a start needs those after the position on disk
 
     def _sync(self, folder: str, first: int) -> None:
-        """Have a segment, and its name, on disk; one that was removed since needs not."""
+        """Sync a segment, and its name; a segment that was removed meanwhile is skipped."""
         for path, flags in ((f"{folder}/{first:020d}.log", os.O_RDONLY), (folder, os.O_RDONLY | os.O_DIRECTORY)):
             try:
                 fd = os.open(path, flags)
@@ -452,7 +452,7 @@ class Keeper:
             log.warning("replica %s: old frames and checkpoints not all removed: %s", self._log.name, error)
 
     def _follow(self) -> int:
-        """Wait for a batch that begins from now on; the number of its last frame, or of a later one."""
+        """Wait for a batch that begins from now on; return the number of its last frame, or of a later one."""
         before = self._begun
         while self._ended <= before:
             if self._stop.wait(0.05):
@@ -460,7 +460,7 @@ class Keeper:
         return self._position.number
 
     def stop(self) -> None:
-        """Note the end: the store is closed, and all is on disk."""
+        """Record the end position, after the store was closed and synced."""
         if self._thread.ident is not None:
             self._thread.join()
         position, have, touched = self._take()

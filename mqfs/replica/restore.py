@@ -1,12 +1,12 @@
-"""`mqfs restore`: a standby that ends: with the log, at a time, or at a message; with all groups, or some.
+"""`mqfs restore`: a standby that ends with the log, at a time, or at a message; with all groups, or some.
 
     --until @TIME             frames up to that time
     --until shop/eu:41        m40 m41 | m42     the group ends before the batch that begins with a later message; of the
                                                 others counts what was replicated by then, as frames have it
     --group shop/eu           it, those inside, and those above: /, shop. All of the log is read
 
-It begins with the newest checkpoint that is whole before that. Whether one is before a message is seen when it is
-copied, whether it is whole there when the message is reached.
+It begins with the newest checkpoint that is whole before that point. Whether a checkpoint is before a message is known
+when it is copied; whether it is whole there, when the message is reached.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Restored(NamedTuple):
     groups: int
     number: int  # of the last frame
     time_ns: int  # of that frame
-    missed: str = ""  # what was asked for, or begun in the log, and is not in it: a few words
+    missed: str = ""  # the part of the request or of the log that is not in it: a few words
 
 
 class Point(NamedTuple):
@@ -55,14 +55,15 @@ class Point(NamedTuple):
 
 
 class _NotReached(BadReplica):
-    """The log does not have the message that was asked for."""
+    """The log does not have the requested message."""
 
 
 class Ending:
-    """What a follower is to leave out, and when it is there. See the calls in following.py."""
+    """The end of a restore: which entries a follower leaves out, and when the end is reached. See its calls in
+    following.py."""
 
     def __init__(self, point: Point, *, names: bool) -> None:
-        """`names`: whether the names of the groups are wanted."""
+        """`names`: whether the names of the groups are needed."""
         self._point, self.is_over = point, False
         self.is_past = False  # the log has something after the point
         self.heads = Heads() if names or point.sequence >= 0 else None
@@ -70,14 +71,14 @@ class Ending:
         self._seen, self._wants = (0, 0), False
 
     def excludes(self, time_ns: int) -> bool:
-        """Whether a batch that ends at that time counts no more."""
+        """Whether a batch that ends at that time is after the point."""
         if self.is_over or (self._point.time_ns is not None and time_ns > self._point.time_ns):
             self.is_past = True
         return self.is_past
 
     def missed(self, complete: Position, last: Position) -> str:
-        """The part of the request that the log does not have, in a few words. `complete`: its last frame that ends a
-        batch; `last`: its last frame."""
+        """Return the part of the request that the log does not have, in a few words. `complete`: the last frame that
+        ends a batch; `last`: the last frame."""
         wanted, found = self._point.time_ns, list[str]()
         if self.is_past or self._point.sequence >= 0 or (wanted is not None and last.time_ns > wanted):
             return ""
@@ -88,7 +89,7 @@ class Ending:
         return "; ".join(found)
 
     def cut(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """The entries of a frame that count."""
+        """Return the entries of a frame that count."""
         return entries if self.heads is None else [kept for entry in entries if (kept := self._cut(entry)) is not None]
 
     def _cut(self, entry: Entry) -> Entry | None:
@@ -109,7 +110,8 @@ class Ending:
         return entry
 
     def _is_wanted(self, group: int) -> bool:
-        """Whether that is the group that ends with a message, by its present name, or by the one that it had."""
+        """Whether that is the group that ends with a message: it had the wanted name when its first message was
+        found."""
         assert self.heads is not None
         if group == self.number:
             return True
@@ -118,7 +120,7 @@ class Ending:
         return self._wants
 
     def require_reached(self) -> None:
-        """Raises BadReplica where the log does not have the message that was asked for."""
+        """Raise BadReplica if the log does not have the requested message."""
         if self.is_over or self.newest >= self._point.sequence:  # above it: later messages of its batch
             return
         what = f"--until {self._point.group}:{self._point.sequence}"
@@ -135,10 +137,10 @@ def restore(
     groups: Sequence[str] = (),
     progress: Callable[[int], None] = lambda number: None,
 ) -> Restored:
-    """Make the store at `path`, a new directory: one of its own, with a new uuid and a reserve of sequences, so that
-    clients that saw later messages never see their numbers again. The log is only read. `groups`: paths of those to
-    restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore, DiskFull and DiskFailed,
-    and leaves nothing of its own in the directory then, or says what stays."""
+    """Make the store at `path`, a new directory. It gets its own uuid, and reserves sequences so that clients that saw
+    later messages never see their numbers again. The log is only read. `groups`: paths of those to restore; none: all.
+    `progress` gets the number of the last frame read. Raises BadReplica, BadStore, DiskFull and DiskFailed; then it
+    leaves nothing of its own in the directory, or says what stays."""
     _require_empty(path, set())
     replicated = _patient(replicated)
     try:
@@ -164,7 +166,7 @@ def restore(
 
 
 def _refused(replicated: ReplicatedLog, error: MqfsError | NoAnswer | Diverged, stays: str) -> MqfsError:
-    """The error of a restore, with what it left."""
+    """Return the error of a restore, with a note of its remains."""
     text = f"{error} ({stays})" if stays else str(error)
     return type(error)(text) if isinstance(error, MqfsError) else BadReplica(f"{replicated.name}: not restored: {text}")
 
@@ -173,8 +175,8 @@ def _refused(replicated: ReplicatedLog, error: MqfsError | NoAnswer | Diverged, 
 
 
 class _Patient:
-    """An engine, or its objects: a call without an answer is made again, limits.REPLICA_RESTORE_S long. A restore may
-    have read for hours by then."""
+    """An engine, or its objects: a call without an answer is repeated for limits.REPLICA_RESTORE_S, since a restore may
+    have read for hours."""
 
     objects: _Patient
 
@@ -208,7 +210,7 @@ def _patient(replicated: ReplicatedLog) -> ReplicatedLog:
 
 # ------------------------------------------------------------ directory
 
-# It is made in a folder of its own in the directory: what a failure removes is that folder, and nothing else.
+# The store is made in a folder of its own in the directory: a failure removes that folder, and nothing else.
 #
 #     shop/restore/  buckets mqfs replica ...      no server begins in `shop` while it has that folder, and no label
 #     shop/          buckets ... restore/mqfs      its label goes last
@@ -218,14 +220,15 @@ _WORK = "restore"
 
 
 def _require_empty(path: str, own: set[str]) -> None:
-    """Raises BadStore where another program has put something there."""
+    """Raise BadStore if the directory has other names than `own`."""
     with refusing(path):
         if os.path.exists(path) and set(os.listdir(path)) - own:
             raise BadStore(f"{path}: not empty (expected a new directory)")
 
 
 def _begin(path: str) -> str:
-    """Make the directory, if there is none, and the folder in it. Raises BadStore where another restore has that."""
+    """Make the directory, if it does not exist, and the folder in it. Raises BadStore if another restore has that
+    folder."""
     disk = Disk()
     with refusing(path):
         prepare(disk, path)
@@ -238,7 +241,7 @@ def _begin(path: str) -> str:
 
 
 def _put_in_place(path: str) -> None:
-    """Move the store from the folder to the directory. An error leaves it in the folder."""
+    """Move the store from the folder to the directory. After an error it is in the folder."""
     disk, moved = Disk(), list[str]()
     _require_empty(path, {_WORK})
     try:
@@ -256,14 +259,14 @@ def _put_in_place(path: str) -> None:
 
 
 def _empty(work: str) -> None:
-    """Remove all that is in the folder, which stays: no other restore begins."""
+    """Remove the contents of the folder. The folder stays, so that no other restore begins."""
     with refusing(work):
         for name in os.listdir(work):
             remove_tree(Disk(), f"{work}/{name}")
 
 
 def _remove(work: str) -> str:
-    """Remove the folder; returns what stays, and why, in a few words."""
+    """Remove the folder; return what stays, and why, in a few words."""
     try:
         remove_tree(Disk(), work)
     except OSError as error:
@@ -282,7 +285,7 @@ def _follow(
     groups: Sequence[str],
     progress: Callable[[int], None],
 ) -> tuple[Follower, Ending]:
-    """Read the log up to the point; the follower is closed."""
+    """Follow the log up to the point; return the follower, closed."""
     why, tried = list[BadReplica](), 0
     for tried, base in enumerate(_bases(replicated, point, why)):
         ending = Ending(point, names=bool(groups))
@@ -297,13 +300,13 @@ def _follow(
                         _remove_others(follower.store, ending, groups)
                     return follower, ending
         except _NotReached as error:
-            why.append(error)  # it may have been trimmed before the checkpoint
+            why.append(error)  # the message may have been trimmed before the checkpoint
         except Diverged:
             if base is not None or not (tried or why):
-                raise  # else the first frames were trimmed
+                raise  # otherwise the first frames were trimmed
         finally:
             follower.close()
-        _empty(path)  # the checkpoint is not of before that point: an older one
+        _empty(path)  # the checkpoint is not whole before that point: try an older one
     expected = "expected a later --until, as --replica-keep allows"
     raise why[0] if why else BadReplica(f"{replicated.name}: begins after that point ({expected})")
 
@@ -316,7 +319,8 @@ def _copied(
     ending: Ending,
     why: list[BadReplica],
 ) -> Follower | None:
-    """A follower at that checkpoint; None, and the reason in `why`, where it is not whole: an older one may do."""
+    """Return a follower at that checkpoint; None, with the reason in `why`, if the checkpoint is damaged: an older one
+    may be whole."""
     try:
         return copy_from(replicated, path, store, base, ending)
     except BadReplica as error:
@@ -333,7 +337,7 @@ def _pass_over(replicated: ReplicatedLog, name: str, error: BadReplica, why: lis
 
 
 def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progress: Callable[[int], None]) -> None:
-    """Follow up to the point. Raises BadReplica where the log does not have it."""
+    """Follow up to the point. Raises BadReplica if the log does not have it."""
     while (count := follower.step(0.2, ending)) >= 0:
         progress(follower.state.position.number)
         if not count and replicated.newest(follower.reader.position.number) is None:
@@ -342,7 +346,7 @@ def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progres
 
 
 def _bases(replicated: ReplicatedLog, point: Point, why: list[BadReplica]) -> Iterator[Checkpoint | None]:
-    """The checkpoints that may be whole before the point, the newest first; None: the first frame."""
+    """Yield the checkpoints that may be whole before the point, the newest first, and at last None, the first frame."""
     for name in reversed(checkpoint.list_names(replicated)):
         try:
             made = checkpoint.load(replicated, name)
@@ -363,7 +367,7 @@ def _is_whole_by(replicated: ReplicatedLog, made: Checkpoint, time_ns: int) -> b
 
 
 def _remove_others(store: StandbyStore, ending: Ending, wanted: Sequence[str]) -> None:
-    """Remove the groups that were not asked for. Raises BadReplica where one of those is not there."""
+    """Remove the groups that were not requested. Raises BadReplica if a requested group does not exist."""
     assert ending.heads is not None
     paths = ending.heads.paths()
     for path in wanted:
@@ -378,7 +382,7 @@ def _is_inside(path: str, group: str) -> bool:
 
 
 def _make_own(path: str) -> int:
-    """Make it a store of its own, with all sequences reserved; returns the number of its groups."""
+    """Make it a store of its own, with sequences reserved; return the number of its groups."""
     disk = Disk()
     _, numbers = read_label(disk, path)
     write_label(disk, path, str(uuid.uuid4()), numbers)
@@ -388,7 +392,7 @@ def _make_own(path: str) -> int:
         count = len(store.groups())
     except BaseException:
         for bucket in opened:
-            bucket.upkeep.abandon()  # it is removed
+            bucket.upkeep.abandon()  # the store is removed
         raise
     finally:
         store.close()
@@ -397,12 +401,12 @@ def _make_own(path: str) -> int:
 
 
 def _reserve(store: DiskStore, opened: list[DiskBucket]) -> None:
-    """Have on disk where the sequences of each group go on. The end of a log is what a close tries only."""
+    """Write to disk where the sequences of each group continue; a close would do so without raising errors."""
     for number in store.groups():
         try:
             bucket = store.open(number)
         except NotFound:
-            continue  # its log ends with its removal, of which no frame was there yet
+            continue  # its log ends with its removal, whose frame was not there yet
         opened.append(bucket)
         after = bucket.end.next + SPARE_SEQUENCES
         if bucket.chain.open is None:
@@ -417,8 +421,8 @@ def _reserve(store: DiskStore, opened: list[DiskBucket]) -> None:
 
 
 def _unsealed(store: DiskStore, bucket: DiskBucket) -> DiskBucket:
-    """The same log, whose newest segment is appended to again, as a new one would begin with a state, which only the
-    engine knows. The segment that was after it is in quarantine/. Without its index a segment is not sealed."""
+    """Reopen the log so that its newest segment is appended to again, since a new one would need a state, which only
+    the engine knows. The segment after it is in quarantine/. A segment without an index is not sealed."""
     number, newest = bucket.id, bucket.chain.segments[-1]
     log.warning("group %d: its newest segment is not whole and was left out, see quarantine/", number)
     bucket.upkeep.abandon()
@@ -430,47 +434,47 @@ def _unsealed(store: DiskStore, bucket: DiskBucket) -> DiskBucket:
 
 # ------------------------------------------------------------ heads
 
-# What the runs of a log say about their groups, by the heads of the records. A run may end inside a record:
+# Facts about the groups, taken from the heads of the records in runs of the log. A run may end inside a record:
 #
 #     ....][state "eu" in 3 | m40 | m4 ... 1 | ack | m42 ....]
 #
-# A state, which begins each segment, has the group's parent and name; a rename is a record after it. Bodies are passed
-# over, but for those that have a name.
+# A state, which begins each segment, has the group's parent and name; a rename is a record after it. Bodies are
+# skipped, except those with a name.
 
 _RENAME = b'{"do":"rename","stream":0,'
 _PLACE_BYTES = 8_192  # of a state, in which the name is; and of a rename
 
 
 class Found(NamedTuple):
-    """A message, or an end mark."""
+    """A message, or an EOF marker."""
 
     sequence: int
     position: int  # of the first record of its atomic batch, in the segment
-    is_first: bool  # of the messages of that batch
+    is_first: bool  # whether it is the first message of that batch
 
 
 class LogHeads:
-    """The heads of one log's newest segment, one after the other."""
+    """Reads the heads of one log's newest segment, run by run."""
 
     def __init__(self) -> None:
         self.parent, self.name, self.is_renamed = 0, "", False
         self._first = -1  # the segment
         self._next = 0  # position of the next record in it
-        self._rest = b""  # what is there of that, as far as it is wanted
+        self._rest = b""  # the beginning of that record, as far as it is needed
         self._batch, self._has_message = 0, False
 
     def feed(self, run: LogBytes) -> Iterator[Found]:
-        """The messages whose heads a run completes. A run that was there already tells nothing."""
+        """Yield the messages whose heads a run completes. A repeated run yields nothing."""
         if run.first > self._first:
             self._first, self._next, self._rest = run.first, 0, b""
         begin = self._next + len(self._rest)
         if run.first < self._first or run.position > begin or run.position + len(run.data) <= begin:
-            return  # of before, or after a part that is skipped: the next segment has all again
+            return  # repeated, or after a skipped part: the next segment has everything again
         data, at = self._rest + run.data[begin - run.position :], 0
         while at + HEAD_BYTES <= len(data):
             size, _, sequence, _, _, kind, flags, headers = HEAD.unpack_from(data, at)
             if size < HEAD_BYTES:
-                break  # no record
+                break  # not a record
             if kind in (Kind.STATE, Kind.CHANGE):
                 wanted = min(size, HEAD_BYTES + headers + _PLACE_BYTES)
                 if at + wanted > len(data):
@@ -497,14 +501,14 @@ class LogHeads:
 
 
 class Heads:
-    """The logs of a store."""
+    """The heads of all logs of a store."""
 
     def __init__(self) -> None:
         self._logs: dict[int, LogHeads] = {}
-        self.changes = 0  # of places, as far as messages came after them
+        self.changes = 0  # changes of places, counted when a message follows
 
     def feed(self, entry: Entry) -> Iterator[Found]:
-        """The messages whose heads an entry completes."""
+        """Yield the messages whose heads an entry completes."""
         if isinstance(entry, Removed):
             self._logs.pop(entry.group, None)
             self.changes += 1
@@ -517,11 +521,11 @@ class Heads:
                 yield found
 
     def paths(self) -> dict[str, int]:
-        """The number of each group whose place is known, by its path; that of the root is empty."""
+        """Return the number of each group whose place is known, by its path; that of the root is empty."""
         return {path: number for number in self._logs if (path := self.path(number)) is not None}
 
     def path(self, number: int) -> str | None:
-        """The path of a group; None: not known."""
+        """Return the path of a group; None if it is unknown."""
         names: list[str] = []
         while number != ROOT:
             found = self._logs.get(number)

@@ -1,11 +1,11 @@
-"""STORE/replica: what a store remembers of its replicated log, replaced by rename.
+"""STORE/replica: what a store records about its replicated log, replaced by rename.
 
     position   after a frame whose effects are synced on this disk, and all before it
     have       of each group, what the log had there: the name of its newest segment and how many bytes of it
     runs       the runs of servers on this store that may own the log; a takeover by another one fences them
     primary    it may have more than the log; a standby has exactly as much
 
-A start reads the frames after the position. It is written after a sync of what it says, never before.
+A start reads the frames after the position. The file is written after a sync of what it says, never before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqfs.store.replication import LogBytes, Removed
 from mqfs.store.store import refusing
 
 NAME = "replica"
-_RUNS = 16  # that are remembered
+_RUNS = 16  # runs that are remembered
 Have = dict[int, tuple[int, int]]
 
 
@@ -37,12 +37,12 @@ class ReplicaState:
     primary: bool
 
     def add_run(self, run: uuid.UUID) -> None:
-        """Remember a run before it takes over."""
+        """Record a run before it takes over."""
         self.runs = [*self.runs, run][-_RUNS:]
 
 
 class End(NamedTuple):
-    """A run without its data: the segment's name, and where the run ends in it."""
+    """A run of bytes without its data: the segment's name, and where the run ends in it."""
 
     group: int
     first: int
@@ -50,7 +50,7 @@ class End(NamedTuple):
 
 
 def note(have: Have, entries: Iterable[Entry | End]) -> None:
-    """The log has these entries now, too."""
+    """Record in `have` that the log has these entries, too."""
     for entry in entries:
         if isinstance(entry, LogBytes | End):
             end = entry.first, entry.position + (len(entry.data) if isinstance(entry, LogBytes) else 0)
@@ -60,12 +60,12 @@ def note(have: Have, entries: Iterable[Entry | End]) -> None:
 
 
 def encode_position(position: Position) -> dict[str, Any]:
-    """As an object of JSON."""
+    """Encode a position as an object of JSON."""
     return {**attrs.asdict(position), "store": str(position.store) if position.store else ""}
 
 
 def decode_position(found: dict[str, Any]) -> Position:
-    """From an object of JSON. Raises ValueError, KeyError, TypeError for others."""
+    """Decode a position from an object of JSON. Raises ValueError, KeyError, TypeError for other objects."""
     numbers = {name: int(found[name]) for name in ("number", "crc", "epoch", "own", "time_ns")}
     store = uuid.UUID(found["store"]) if found["store"] else None
     return Position(store=store, address=str(found["address"]), **numbers)
@@ -94,7 +94,7 @@ def write(path: str, state: ReplicaState, disk: Disk | None = None) -> None:
 
 
 def read(path: str, disk: Disk | None = None) -> ReplicaState | None:
-    """The state of the store at that path; None where it has none. Raises BadStore."""
+    """Return the state of the store at that path; None if it has none. Raises BadStore."""
     disk = disk or Disk()
     if not disk.exists(f"{path}/{NAME}"):
         return None
@@ -108,7 +108,7 @@ def read(path: str, disk: Disk | None = None) -> ReplicaState | None:
 
 
 def remove(path: str, disk: Disk | None = None) -> None:
-    """Forget it, durably. Raises OSError."""
+    """Remove the file, durably. Raises OSError."""
     disk = disk or Disk()
     if disk.exists(f"{path}/{NAME}"):
         disk.unlink(f"{path}/{NAME}")

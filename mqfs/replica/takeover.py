@@ -6,17 +6,17 @@
     disk ahead of the log    and no other server took over since: the rest is appended
     fenced since             where the disk has what the log has not: set aside in quarantine/, copied again
 
-All of them end with one conditional append, the takeover. Whoever it is refused to reads on and tries again, or
-decides again where another server took over. `mqfs promote` has the primary append it, and only where that does not do
-so is it taken by force. It asks by an object beside the log, in which a standby writes its next run:
+All of them end with one conditional append, the takeover. A server whose takeover is refused reads further and tries
+again, or decides again if another server took over. `mqfs promote` has the primary append it; only if the primary does
+not, the standby takes over by force. The request is an object beside the log with the standby's next run:
 
     standby    notes the run in its state; writes the object now and then, each time with another count
     primary    looks every two seconds; takes no more writes, copies the rest, and appends the takeover of that run
     standby    reads that takeover as any other frame: it is the primary
 
-The log alone decides: without that takeover the primary serves on, with it the standby is to serve, whatever became of
-the command. A request counts for the epoch that it names, and only if it came between two looks: one that was left
-there is none.
+The log alone decides: without that takeover the primary continues to serve, with it the standby must serve, whatever
+became of the command. A request counts only for the epoch that it names, and only if it appeared between two looks: an
+old one is ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _NAME = "handover"
 
 @attrs.frozen
 class HandoverRequest:
-    """The standby at that address asks the owner whose takeover is frame `own`. `count` is another one each time."""
+    """A request of the standby at that address to the owner whose takeover is frame `own`. `count` differs in each
+    request."""
 
     own: int
     run: uuid.UUID
@@ -72,13 +73,13 @@ class HandoverRequest:
 
 
 def write_request(objects: Objects, request: HandoverRequest) -> None:
-    """Ask, in the place of who asked before. Raises NoAnswer, BadReplica."""
+    """Write a request, in place of an earlier one. Raises NoAnswer, BadReplica."""
     text = {**attrs.asdict(request), "run": str(request.run)}
     objects.put(_NAME, json.dumps(text).encode())
 
 
 def read_request(objects: Objects) -> HandoverRequest | None:
-    """The newest request; None where there is none. Raises NoAnswer, BadReplica."""
+    """Return the newest request; None if there is none. Raises NoAnswer, BadReplica."""
     try:
         found = json.loads(objects.get(_NAME) or b"")
         own, run, count = int(found["own"]), uuid.UUID(found["run"]), int(found["count"])
@@ -88,7 +89,7 @@ def read_request(objects: Objects) -> HandoverRequest | None:
 
 
 def remove_request(objects: Objects) -> None:
-    """Nobody asks any more. Raises NoAnswer, BadReplica."""
+    """Remove the request. Raises NoAnswer, BadReplica."""
     objects.delete(_NAME)
 
 
@@ -98,30 +99,30 @@ def remove_request(objects: Objects) -> None:
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
 _NEAR = 32  # frames before the end of the log from which on a standby asks, or appends
-_ASK_S = 5.0  # between two requests to hand over: more than a primary takes to read one
-_BEATS = 3  # without a frame, before the primary counts as away
-_REASONS = 10  # why an engine does not answer, that have a line of the log at once
-_CLOCK_S = 10.0  # that the clocks of two servers may differ before a line of the log says so
+_ASK_S = 5.0  # between two requests to hand over: longer than a primary takes to read one
+_BEATS = 3  # without a frame, until the primary counts as silent
+_REASONS = 10  # different reasons for no answer that are logged at once
+_CLOCK_S = 10.0  # difference of two servers' clocks above which a line is logged
 
 
 class Driver:
-    """Does what a writer asks for, on one thread, until it is answered: for as long as it takes."""
+    """Carries out a writer's requests on one thread, until each is answered, however long that takes."""
 
     def __init__(self, replicated: ReplicatedLog, writer: Writer, stop: threading.Event | None = None) -> None:
         self._log, self.writer = replicated, writer
         self._stop = stop or threading.Event()
         self._since: float | None = None  # when the engine ceased to answer
         self._warned = 0.0  # when a line of the log said so
-        self._told: set[str] = set()  # the reasons that it had a line for: a new one is not kept for a minute
+        self._told: set[str] = set()  # the reasons logged so far: a new one is logged at once
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the engine ceased to answer; 0: it answers."""
+        """Seconds since the engine stopped answering; 0: it answers."""
         since = self._since
         return time.monotonic() - since if since is not None else 0.0
 
     def finish(self) -> None:
-        """Until the writer is idle. Raises Fenced, Stopped."""
+        """Carry out requests until the writer is idle. Raises Fenced, Stopped."""
         while (request := self.writer.request) is not None:
             try:
                 self._do(request)
@@ -169,7 +170,7 @@ class Driver:
 
 @attrs.frozen
 class Primary:
-    """The owner of a log, and what its store has to know."""
+    """The owner of a log, with the state of its store."""
 
     log: ReplicatedLog
     writer: Writer
@@ -183,7 +184,7 @@ def become_primary(
     stop: threading.Event | None = None,
     run: uuid.UUID | None = None,
 ) -> Primary:
-    """Take over with the store at that path, which is made where there is none. `run`: of the takeover; None: a new
+    """Take over with the store at that path, which is made if it does not exist. `run`: of the takeover; None: a new
     one. Raises BadReplica, BadStore, NoAnswer, Stopped."""
     run = run or uuid.uuid4()
     for _ in range(_ATTEMPTS):
@@ -200,8 +201,9 @@ def become_primary(
 def take_over(
     follower: Follower, replicated: ReplicatedLog, address: str, run: uuid.UUID, stop: threading.Event | None = None
 ) -> Primary | None:
-    """Read to the end of the log and take over; None where another server did. The follower is closed. A primary that
-    still appends may refuse it many times: what it appended is read, and no more is done between two attempts."""
+    """Read to the end of the log and take over; None if another server did. The follower is closed. A primary that
+    still appends may cause many refusals: its frames are read, and as little as possible is done between two
+    attempts."""
     try:
         follower.catch_up(_NEAR)
         check_ends(follower)
@@ -226,7 +228,7 @@ def take_over(
 
 
 def expect_run(follower: Follower, run: uuid.UUID) -> None:
-    """Note a run before a takeover of it may be in the log: a start has to know that it is this store's own."""
+    """Record a run before its takeover may be in the log: a start must recognize it as this store's own."""
     if run not in follower.state.runs:
         follower.state.add_run(run)
         follower.note()
@@ -238,15 +240,17 @@ def _store_of(follower: Follower) -> uuid.UUID:
 
 
 def check_ends(follower: Follower) -> None:
-    """Raises Diverged where a disk has not what the log has; or where a standby has more, and another server took over
-    since: that is another history. Without that the engine lost what it has, which is appended again."""
+    """Raise Diverged if a disk does not have all that the log has. Raise it too if a standby has more, and another
+    server took over since: that is another history. Without such a takeover the engine lost the rest, which is appended
+    again."""
     for group, here, there in follower.ends():
         if here[0] < there[0] or (here > there and not follower.state.primary and follower.takeovers):
             raise Diverged(f"group {group} ends at {here}, in the log at {there}")
 
 
 def _append_takeover(replicated: ReplicatedLog, writer: Writer, address: str, stop: threading.Event | None) -> bool:
-    """Whether it was appended: False where another frame was. Raises Stopped: it may come late."""
+    """Append the takeover. Returns False if another frame was appended. Raises Stopped: the takeover may still
+    arrive."""
     before_ns = writer.position.time_ns
     writer.take_over(address, time.time_ns())
     try:
@@ -261,7 +265,8 @@ def _append_takeover(replicated: ReplicatedLog, writer: Writer, address: str, st
 
 
 def _owner(replicated: ReplicatedLog, path: str, writer: Writer, found: ReplicaState) -> Primary:
-    """The server whose takeover is at the position of `writer`. What the log has before it is on disk."""
+    """Return the primary whose takeover is at the position of `writer`. This disk has all that the log has before
+    it."""
     found.position, found.primary = attrs.evolve(writer.position), True
     state.write(path, found)
     return Primary(replicated, writer, found)
@@ -270,9 +275,9 @@ def _owner(replicated: ReplicatedLog, path: str, writer: Writer, found: ReplicaS
 def _begin_log(
     replicated: ReplicatedLog, path: str, address: str, run: uuid.UUID, stop: threading.Event | None
 ) -> Primary | None:
-    """Begin a log with what the store has: its older segments as a checkpoint. The newest of each group come as
-    frames. The checkpoint is first: a log that has begun and lacks it would be followed, and taken over, without what
-    the store has."""
+    """Begin a log with the contents of a store: the older segments as a checkpoint, the newest of each group as frames.
+    The checkpoint is first: a log that has begun and lacks it would be followed, and taken over, without the store's
+    contents."""
     is_new = not os.path.exists(f"{path}/mqfs")
     number = uuid.uuid4() if is_new else uuid.UUID(read_label(Disk(), path)[0])
     holder = StandbyStore(path, str(number))
@@ -295,7 +300,7 @@ def _begin_log(
 
 
 def _state_before_the_log(replicated: ReplicatedLog, path: str) -> ReplicaState | None:
-    """The state of a store whose log is empty. Raises BadReplica where the log was not."""
+    """Return the state of a store whose log is empty. Raises BadReplica if the log was not empty before."""
     before = state.read(path)
     if before is not None and before.position.number:
         expected = f"expected the log, or {path}/{state.NAME} moved away to begin again"
@@ -307,31 +312,31 @@ def _state_before_the_log(replicated: ReplicatedLog, path: str) -> ReplicaState 
 
 
 class Hearing:
-    """What a standby hears of the primary's time: when the newest bytes were written, and whether its clock is far off.
+    """A standby's knowledge of the primary's time: when the newest bytes were written, and whether its clock is off.
 
         log        m1 | beat | beat | m2 | beat            beats are frames without bytes
         read       ........... at the end | m2 | beat      m2 is read when it is written: then this machine's clock
         or         ................ at the end | beat      m2 is older: by the primary's clock until the beat
 
-    Durations go by that after a takeover.
+    Durations after a takeover are computed from it.
     """
 
     def __init__(self, name: str) -> None:
-        """`name`: of the log."""
-        self.newest: Heard | None = None  # the last bytes; None: no frame was heard when it was appended
+        """`name`: the name of the log."""
+        self.newest: Heard | None = None  # the last bytes; None: no frame was read when it was appended
         self._name = name
-        self._exact = False  # they were read when they were appended
-        self._is_live = False  # the end of the log was seen: what comes is new
-        self._at_ns = 0  # of the last step
-        self._told: object = None  # of which primary's clock a line of the log was
+        self._exact = False  # whether they were read when they were appended
+        self._is_live = False  # the end of the log was seen: further frames are new
+        self._at_ns = 0  # time of the last step
+        self._told: object = None  # the primary whose clock was logged last
 
     def begin(self) -> None:
-        """The log is read on after a pause."""
+        """Begin to read the log again after a pause."""
         self._is_live = False
 
     def step(self, at: Position, count: int, *, written: bool, is_end: Callable[[], bool]) -> None:
-        """One look at the log was made. `at`: after the last frame; `count`: of its frames; `written`: whether they
-        had bytes; `is_end`: whether there is no later frame. Raises what that raises."""
+        """Record one look at the log. `at`: the position after the last frame; `count`: of frames read; `written`:
+        whether they had bytes; `is_end`: tells whether there is no later frame. Raises what `is_end` raises."""
         now, before = time.clock_gettime_ns(time.CLOCK_BOOTTIME), self._at_ns
         self._at_ns = now
         if self._is_live and count:
@@ -343,7 +348,7 @@ class Hearing:
         self._is_live = self._is_live or not count or is_end()
 
     def _compare(self, at: Position, waited_s: float, is_end: Callable[[], bool]) -> None:
-        """A frame may be as old as the look before."""
+        """Log a clock that is far off; a frame may be as old as the look before."""
         ahead_s = (at.time_ns - time.time_ns()) / 1e9
         if not -_CLOCK_S - waited_s < ahead_s < _CLOCK_S and self._told != (at.epoch, at.own) and is_end():
             self._told = at.epoch, at.own
@@ -352,37 +357,37 @@ class Hearing:
 
 
 class Standby:
-    """Follows the log until it is to take over: the primary is silent, or `promote` was called. One thread runs it;
-    `promote`, `withdraw` and `stop` are called by others."""
+    """Follows the log until it must take over: the primary is silent, or `promote` was called. One thread runs it;
+    `promote`, `withdraw` and `stop` are called by other threads."""
 
     def __init__(self, replicated: ReplicatedLog, path: str, address: str, failover_s: float) -> None:
         self._log, self._path, self._address, self._failover_s = replicated, path, address, failover_s
         where = f"{socket.gethostname()}:{os.path.realpath(path)}"
-        self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same at its next start
-        self._run = uuid.uuid4()  # of its takeover, however that comes into the log
+        self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same after a restart
+        self._run = uuid.uuid4()  # of its takeover, whoever appends that
         self._stop = threading.Event()
         self._unwanted = threading.Event()  # no command waits for a takeover
         self._unwanted.set()
-        self._handover_s = 0.0  # so long the primary may take to hand over
-        self._asked: tuple[int, float] | None = None  # which owner, and since when
-        self._requests, self._requested = 0, 0.0  # how many, and when the newest was
-        self._owner = 0, False  # number of the newest takeover, and whether it is that of `_run`
-        self._silent_s = 0.0  # so long no frame came, while the engine answered
-        self._answered = time.monotonic()  # when it did last
-        self._heard: tuple[object, int] = (None, -1)  # whose frame came last, and its number
+        self._handover_s = 0.0  # how long the primary may take to hand over
+        self._asked: tuple[int, float] | None = None  # which owner was asked, and since when
+        self._requests, self._requested = 0, 0.0  # number of requests, and when the newest was written
+        self._owner = 0, False  # number of the newest takeover, and whether it is of `_run`
+        self._silent_s = 0.0  # how long no frame came while the engine answered
+        self._answered = time.monotonic()  # when the engine answered last
+        self._heard: tuple[object, int] = (None, -1)  # the primary of the last frame, and the frame's number
         self.hearing = Hearing(replicated.name)
-        self._copied_at = -1  # number of the frame at which the store was set aside
+        self._copied_at = -1  # number of the frame at which the store was copied again
         self.forced = ""  # why the primary did not hand over; "": it did, or was not asked
-        self.primary = ""  # its address
+        self.primary = ""  # the primary's address
 
     def promote(self, handover_s: float = limits.REPLICA_HANDOVER_S) -> None:
-        """Take over, whether the primary is silent or not: ask it to hand over as soon as all is read. Where it is
-        away, or takes longer than `handover_s` seconds, take over by force."""
+        """Take over, whether the primary is silent or not: ask it to hand over as soon as all is read. If it is silent,
+        or takes longer than `handover_s` seconds, take over by force."""
         self._handover_s = handover_s
         self._unwanted.clear()
 
     def withdraw(self) -> None:
-        """As if `promote` had not been called, unless the takeover is in the log."""
+        """Cancel `promote`, unless the takeover is in the log."""
         self._unwanted.set()
 
     def stop(self) -> None:
@@ -396,11 +401,11 @@ class Standby:
                 if (primary := self._follow()) is not None:
                     return primary
             except NoAnswer as error:
-                self._asked = None  # nor does it answer the primary
+                self._asked = None  # the engine does not answer the primary either
                 log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, error)
                 self._stop.wait(limits.REPLICA_RETRY_S / 2)
                 if time.monotonic() - self._answered < self._failover_s / 2:
-                    continue  # a short one: else an engine that fails now and then delays a takeover for ever
+                    continue  # a short failure: an engine that fails now and then must not delay a takeover for ever
             except Stopped:
                 pass  # or the takeover is not wanted any more
             self._silent_s = 0.0
@@ -436,7 +441,7 @@ class Standby:
             follower.close()
 
     def _is_owner(self, follower: Follower) -> bool:
-        """Whether the newest takeover is of this run, and nothing is above it."""
+        """Whether the newest takeover is of this run, and no frame is above it."""
         at = follower.state.position
         if at.own != self._owner[0] and (data := self._log.get(at.own)) is not None:
             owner = decode(data).owner
@@ -445,14 +450,14 @@ class Standby:
 
     def _accept(self, follower: Follower) -> Primary:
         with contextlib.suppress(NoAnswer, BadReplica):
-            remove_request(self._log.objects)  # one that stays changes nothing
+            remove_request(self._log.objects)  # a remaining request changes nothing
         writer = Writer(attrs.evolve(follower.state.position), _store_of(follower), self._run)
         writer.accept()
         log.warning("replica %s: %s: primary", self._log.name, self.forced or "the primary handed over")
         return _owner(self._log, self._path, writer, follower.state)
 
     def _reason(self) -> str:
-        """Why to take over by force now; "": not."""
+        """Return why to take over by force now; "": there is no reason."""
         if self._silent_s > self._failover_s:
             return f"no frame for {self._failover_s:g} s"
         if self._unwanted.is_set():
@@ -464,7 +469,8 @@ class Standby:
         return ""
 
     def _ask(self, follower: Follower) -> None:
-        """Ask the primary to hand over, where that is wanted and all is read; or no more, where it is not any more."""
+        """Ask the primary to hand over, if that is wanted and all is read; remove the request if it is not wanted any
+        more."""
         now, own = time.monotonic(), follower.state.position.own
         if self._unwanted.is_set():
             if self._requested:
@@ -489,18 +495,18 @@ class Standby:
             end = follower.reader.position.number
             self.hearing.step(
                 follower.state.position, count, written=follower.written, is_end=lambda: self._log.get(end + 1) is None
-            )  # not `newest`, which lists all that is kept: while it is behind it would be so at each frame
-        except NoAnswer:  # until now it did answer, at most for so long
+            )  # not `newest`, which lists all retained frames: a standby that is behind would do so at each frame
+        except NoAnswer:  # the engine answered until now, at most for so long
             self._silent_s += min(time.monotonic() - began, wait_s)
             raise
         self._answered = time.monotonic()
         at = follower.state.position
         primary = at.epoch, at.own, at.address
-        if primary != self._heard[0] or at.number > self._heard[1]:  # others were read before an error
+        if primary != self._heard[0] or at.number > self._heard[1]:  # the frames before were read before an error
             self._silent_s, self._heard = 0.0, (primary, at.number)
         else:
             self._silent_s += self._answered - began
-        self._log.report(self._name, Report(at.number, at.crc))  # also again: the one before may be lost
+        self._log.report(self._name, Report(at.number, at.crc))  # also repeated: the report before may be lost
         if follower.state.position.address != self.primary:
             self.primary = follower.state.position.address
             log.info("standby of %s, whose primary is %s", self._log.name, self.primary or "unnamed")
@@ -508,7 +514,7 @@ class Standby:
     def _take_over(self, follower: Follower, reason: str) -> Primary | None:
         log.warning("replica %s: %s: taking over", self._log.name, reason)
         stop = self._stop if self._silent_s > self._failover_s else self._unwanted
-        self._silent_s = 0.0  # without an answer it is looked at again whether the primary is there
+        self._silent_s = 0.0  # without an answer the primary's silence is measured again
         self.forced, had = reason, dict(follower.state.have)
         primary = take_over(follower, self._log, self._address, self._run, stop)
         if primary is not None and primary.state.have != had:
@@ -516,7 +522,7 @@ class Standby:
         return primary
 
     def _discard(self, follower: Follower, why: Diverged) -> None:
-        """Copy again; where that ends at the same frame, a person has to look."""
+        """Copy the store again; if that ends at the same frame, raise BadReplica: a person has to look."""
         at = follower.state.position.number
         follower.close()
         if at == self._copied_at:
