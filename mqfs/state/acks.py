@@ -1,12 +1,12 @@
-"""How far a consumer is in a log: what it has acked, and the state of the rest that it looked at.
+"""The progress of a consumer in a log: acked messages, and the state of the others that its search has met.
 
     sequences     1 2 3 4 5 6 7 8 9      ack_floor 3: 1 and 2 are acked
                   a a c a a d . . .      acked_ranges 4-5; unacked: 3 is claimed, 6 delayed; from 7 on not looked at
     `ack` 3       a a a a a d . . .      3 is the floor, and 4-5 join on to it: ack_floor 6
 
 Each event of a message is a step of an ACK record; the table LIFE says which step may follow which state. A step has
-the same effect at run time and when the log is read again. Then none is refused: what was recorded did happen. There is
-no I/O and no time in here.
+the same effect at run time and when the log is read again. Reading refuses no step, as a recorded step has happened.
+This module has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _RECORDED = 4_096  # steps of one record of a whole state: 128 KiB
 
 
 class Op(enum.IntEnum):
-    """What one step of an ACK record says of the message `last`; [first, last] is its slot, see `Unacked`."""
+    """The operation of a step in an ACK record, on the message `last`; [first, last] is its slot, see `Unacked`."""
 
     CLAIM = 1  # a receiver has it
-    ACK = 2  # a receiver is done with it
+    ACK = 2  # it is acknowledged
     REQUEUE = 3  # it is to be delivered again, from `due_ns` on
     SEEK = 4  # everything below `last` is acked, nothing above
 
@@ -38,14 +38,14 @@ CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)
 
 
 def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
-    """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time. For
-    messages of a consumer see AckState.step."""
+    """Return one step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time.
+    AckState.step also checks the step against the message's state."""
     return _pack(op, failed, first, last, due_ns)
 
 
 class State(enum.StrEnum):
-    """Where a message is, for one consumer. `steps`: those that LIFE has from there; on the member, as the hash of one
-    costs a call."""
+    """The state of a message, for one consumer. `steps`: the steps that LIFE has from it, kept on the member, as
+    hashing a member costs a call."""
 
     steps: frozenset[int]
 
@@ -70,7 +70,7 @@ class Transition:
     is_counted: bool = False  # as a failed delivery
 
 
-# A message at a consumer. A step that no row has is refused (AckState.step); the documents show the table.
+# The states of a message at a consumer. AckState.step refuses a step without a row; the documents show the table.
 LIFE = (
     Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
     Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),
@@ -98,7 +98,8 @@ _READY, _IN_FLIGHT = State.READY, State.IN_FLIGHT  # looked up for each message
 
 
 def check(body: bytes) -> None:
-    """Raises ValueError where a body read from a log is not whole steps that `apply` knows."""
+    """Check the body of an ACK record read from a log. Raises ValueError if it is not whole steps that `apply`
+    knows."""
     if len(body) % _STEP.size:
         raise ValueError(f"not an acknowledgement: {len(body)} bytes (expected a multiple of {_STEP.size})")
     for op, _, first, last, _ in _STEP.iter_unpack(body):
@@ -107,7 +108,7 @@ def check(body: bytes) -> None:
 
 
 class Unacked:
-    """A message that was looked at and is not acked; `claimed`: the last step that the log has of it is CLAIM. Its slot
+    """A message that the search has met and that is not acked. `claimed`: its last step in the log is CLAIM. Its slot
     [first, sequence] holds no other message for the consumer, so that slots of acked neighbours join to one range."""
 
     __slots__ = ("claimed", "due_ns", "failed", "first")
@@ -116,7 +117,8 @@ class Unacked:
         self.first, self.failed, self.due_ns, self.claimed = first, failed, due_ns, claimed
 
     def divided(self, at: int, last: int) -> bytes:
-        """The step by which its slot, which ends with `last`, begins after `at`; it stays what it is."""
+        """Return the step that moves the beginning of the slot, which ends with `last`, after `at`. The message's state
+        stays the same."""
         return step(CLAIM if self.claimed else REQUEUE, at + 1, last, self.failed, self.due_ns)
 
 
@@ -133,18 +135,18 @@ class Ranges:
         return iter(zip(self.firsts, self._lasts, strict=True))
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The parts of [first, last] that they hold."""
+        """Yield the parts of [first, last] that the ranges hold."""
         found = slice(bisect_left(self._lasts, first), bisect_right(self.firsts, last))
         for begin, end in zip(self.firsts[found], self._lasts[found], strict=True):
             yield max(begin, first), min(end, last)
 
     def end_of(self, sequence: int) -> int:
-        """The end of the range that holds it; 0 if none does."""
+        """Return the end of the range that holds the sequence; 0 if none does."""
         at = bisect_right(self.firsts, sequence) - 1
         return self._lasts[at] if at >= 0 and self._lasts[at] >= sequence else 0
 
     def reaches(self, sequence: int) -> bool:
-        """Whether any of them ends there or after it."""
+        """Whether any range ends at the sequence or after it."""
         return bool(self._lasts) and self._lasts[-1] >= sequence
 
     def add(self, first: int, last: int) -> None:
@@ -167,7 +169,7 @@ class Ranges:
         self._lasts[begin:end] = [x for _, x in rest]
 
     def pop_below(self, floor: int) -> int:
-        """Remove the ranges that join on to `floor`, and return where the last of them ends."""
+        """Remove the ranges that join on to `floor`, and return the floor after them."""
         while self.firsts and self.firsts[0] <= floor:
             floor = max(floor, self._lasts[0] + 1)
             del self.firsts[0], self._lasts[0]
@@ -176,8 +178,8 @@ class Ranges:
 
 @attrs.define
 class AckState:
-    """Everything below `ack_floor` is acked, and `acked_ranges` above it; `unacked` is the rest that was looked at,
-    whether a receiver has it or not."""
+    """The progress of a consumer. Everything below `ack_floor` is acked, and so are `acked_ranges` above it. `unacked`
+    has all other messages that the search has met, claimed or not."""
 
     ack_floor: int = 0
     acked_ranges: Ranges = attrs.Factory(Ranges)
@@ -189,13 +191,14 @@ class AckState:
         return self.acked_ranges.end_of(sequence) > 0
 
     def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The parts of [first, last] that are acked."""
+        """Yield the parts of [first, last] that are acked."""
         if first < self.ack_floor:
             yield first, min(last, self.ack_floor - 1)
         yield from self.acked_ranges.within(first, last)
 
     def of(self, sequence: int) -> State:
-        """Where a message is, as far as the log says: ready, in flight, delayed (perhaps due by now) or acked."""
+        """Return the state of a message according to the log: ready, in flight, delayed (perhaps due already) or
+        acked."""
         entry = self.unacked.get(sequence)
         if entry is not None:
             return _IN_FLIGHT if entry.claimed else State.DELAYED if entry.due_ns else _READY
@@ -206,15 +209,15 @@ class AckState:
     def step(
         self, op: int, first: int, last: int, failed: int = 0, due_ns: int = 0, state: State | None = None
     ) -> bytes:
-        """A step to be recorded, as `step` makes it. `state`: where the message is, if not as the log says. Raises
-        ValueError where LIFE has no such step from there."""
+        """Return a step to record, as the function `step`. `state`: the message's state, if not as the log says. Raises
+        ValueError if LIFE has no such step from that state."""
         if op not in (state or self.of(last)).steps:
             state = state or self.of(last)
             raise ValueError(f"message {last}: {Op(op).name} of one that is {state} (not a step of LIFE)")
         return _pack(op, failed, first, last, due_ns)
 
     def steps(self, op: int, firsts: Sequence[int], lasts: Sequence[int]) -> bytes:
-        """As `step`, of messages with these slots: one step each."""
+        """As `step`, for several messages with these slots: a step for each."""
         for last in lasts:
             if op not in self.of(last).steps:
                 self.step(op, last, last)
@@ -223,9 +226,9 @@ class AckState:
         return struct.pack(f"<{len(words)}Q", *words)
 
     def offer(self, sequences: Sequence[int]) -> list[bytes]:
-        """The steps by which messages that it may have passed are to be delivered, of each (ascending) its own; they
-        are recorded in this order. Where one lies in the slot of an unacked message, the slot is divided: else the ack
-        of that one would cover it."""
+        """Return the steps that let the consumer deliver messages that it may have passed: for each of the ascending
+        `sequences` its own, to be recorded in this order. If a message lies in the slot of an unacked one, the slot is
+        divided: else an ack of that slot would cover it."""
         offers, at = list[bytes](), 0
         slots = sorted([last, entry.first] for last, entry in self.unacked.items() if entry.first < last)
         for sequence in sequences:
@@ -241,7 +244,7 @@ class AckState:
         return offers
 
     def whole(self) -> Iterator[bytes]:
-        """The bodies of ACK records after which a consumer is as far as this one, wherever it was before."""
+        """Return the bodies of ACK records that give a consumer this progress, whatever its progress was."""
         steps = [step(SEEK, self.ack_floor, self.ack_floor)]
         steps += [step(ACK, first, last) for first, last in self.acked_ranges]
         steps += [
@@ -273,7 +276,7 @@ class AckState:
                 unacked.clear()
 
     def _mark_acked(self, first: int, last: int) -> None:
-        """[first, last] is acked."""
+        """Mark [first, last] as acked."""
         if first <= self.ack_floor:
             self.ack_floor = max(self.ack_floor, last + 1)
         else:
@@ -282,7 +285,7 @@ class AckState:
             self.ack_floor = self.acked_ranges.pop_below(self.ack_floor)
 
     def _reopen(self, first: int, last: int) -> None:
-        """[first, last] is acked no more."""
+        """Mark [first, last] as no longer acked."""
         if last < self.ack_floor:
             if last + 1 < self.ack_floor:
                 self.acked_ranges.add(last + 1, self.ack_floor - 1)
@@ -296,7 +299,7 @@ class AckState:
 
     @classmethod
     def decode(cls, floor: int, ranges: list[list[int]], entries: list[list[int]]) -> AckState:
-        """Raises ValueError where the ranges are not ascending and disjoint."""
+        """Return an encoded progress. Raises ValueError if the ranges are not ascending and disjoint."""
         ends = [floor, *(end for acked in ranges for end in acked)]
         if any(before > after for before, after in pairwise(ends)):
             raise ValueError("acked ranges: out of order")

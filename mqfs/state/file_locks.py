@@ -1,7 +1,7 @@
-"""flock and POSIX locks, one table for all front ends: a lock held over one is seen over the others.
+"""flock and POSIX locks, one table for all front ends: a lock held through one is seen through the others.
 
-Locks held and locks waited for are by the file's stable number. The two kinds are independent, as everywhere
-on Linux (over 9P there is only the POSIX kind). Deadlocks are not detected; a waiting lock can be interrupted.
+Held and waiting locks are kept by the file's stable number. The two kinds are independent, as everywhere on Linux (over
+9P there is only the POSIX kind). Deadlocks are not detected; a waiting lock can be interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Held(NamedTuple):
     end: int
     pid: int = 0
     through: Hashable = None
-    user: Hashable = 0  # against whose share it counts
+    user: Hashable = 0  # its share is charged
 
 
 class Key(NamedTuple):
@@ -43,7 +43,7 @@ class Ranges:
         self._shares = shares
         self._locks: list[Held] = []
         self._starts: list[int] = []
-        self._longest = 0  # length of any of them, ever
+        self._longest = 0  # length of the longest lock so far
         self._owned: dict[Hashable, set[Held]] = {}
         self._exclusive = 0
 
@@ -57,11 +57,11 @@ class Ranges:
         return [lock for lock in self._locks if lock.through == through]
 
     def _window(self, start: int, end: int) -> slice:
-        """The part of the list that may overlap a range."""
+        """Return the part of the list that may overlap a range."""
         return slice(bisect_right(self._starts, start - self._longest), bisect_left(self._starts, end))
 
     def conflict(self, wanted: Held) -> Held | None:
-        """A lock of another owner that conflicts."""
+        """Return a lock of another owner that conflicts; None: there is none."""
         if not wanted.exclusive and not self._exclusive:
             return None
         window = self._window(wanted.start, wanted.end)
@@ -72,7 +72,7 @@ class Ranges:
         return None
 
     def add(self, lock: Held) -> None:
-        """A lock on what its owner holds nothing of."""
+        """Add a lock on a range of which its owner holds nothing."""
         at = bisect_right(self._starts, lock.start)
         self._locks.insert(at, lock)
         self._starts.insert(at, lock.start)
@@ -82,8 +82,8 @@ class Ranges:
         self._shares.release(lock.user, -1)
 
     def cut(self, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
-        """An owner holds nothing of a range any more. Whether it did. With `checked`: OverLimit where one lock more
-        would be left, for which there is no room."""
+        """Remove an owner's locks from a range; return whether there were any. Raises OverLimit, if `checked`, where a
+        lock would become two and its user has no share left."""
         own = self._owned.get(owner)
         if own is None:
             return False
@@ -118,18 +118,19 @@ class Locks:
         self._held: dict[Key, Ranges] = {}
         self._waiting: dict[Key, dict[Wait[None], Held]] = {}
         self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many locks each owner waits for
-        self._shares = UserLimits("locks", "LOCKS")  # held and waited for
+        self._shares = UserLimits("locks", "LOCKS")  # for held and waiting locks
 
     def __len__(self) -> int:
         return self._shares.used
 
     def conflict(self, key: Key, wanted: Held) -> Held | None:
-        """A lock of another owner that conflicts."""
+        """Return a lock of another owner that conflicts; None: there is none."""
         return self._held[key].conflict(wanted) if key in self._held else None
 
     def take(self, key: Key, wanted: Held, *, wait: bool) -> Step[None] | bool:
-        """Take a lock instead of its owner's locks of that range: None when held, False where another conflicts, or a
-        Wait. A flock that changes its kind is released first, as flock(2) says. Raises OverLimit."""
+        """Take a lock in place of its owner's locks of that range. Return None if it is held, False if another
+        conflicts and `wait` is false, else a Wait. A flock that changes its kind is released first, as flock(2) says.
+        Raises OverLimit."""
         self._shares.check(wanted.user)
         if key.flock and key in self._held and not self._held[key].has(wanted):
             self.release(key, wanted.owner)
@@ -181,7 +182,7 @@ class Locks:
             self._serve(key, 0, END)
 
     def _cut(self, key: Key, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
-        """Remove an owner's locks of a range; whether there were any."""
+        """Remove an owner's locks from a range; return whether there were any."""
         ranges = self._held.get(key)
         if ranges is None:
             return False
@@ -206,7 +207,7 @@ class Locks:
 
 
 def first_and_rest(waiting: dict[Wait[None], Held]) -> Iterator[tuple[Wait[None], Held]]:
-    """All waiting locks, in order. The rest is copied only if more than the first is consumed."""
+    """Yield all waiting locks, in order. The rest is copied only if more than the first is consumed."""
     first = next(iter(waiting.items()), None)
     if first is not None:
         yield first

@@ -30,12 +30,12 @@ _MOST = 1 << 63  # every number of a log fits a signed field of 64 bits
 
 
 def is_number(value: Any) -> bool:
-    """A count, sequence, mode or file number."""
+    """Whether the value is a count, sequence, mode or file number."""
     return type(value) is int and 0 <= value < _MOST
 
 
 def is_time_ns(value: Any) -> bool:
-    """A time or duration; the engine clock may begin anywhere."""
+    """Whether the value is a time or duration. It may be negative: the engine clock may begin anywhere."""
     return type(value) is int and -_MOST <= value < _MOST
 
 
@@ -44,7 +44,7 @@ def is_flag(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """A string that has bytes in UTF-8."""
+    """Whether the value is a string that UTF-8 can encode."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -60,7 +60,7 @@ def listed(shape: Shape) -> Shape:
 
 
 def row(*shapes: Shape, least: int = -1) -> Shape:
-    """A list of values in that order, all or at least `least` of them."""
+    """Return the shape of a list of values in that order: all of them, or at least `least`."""
     fewest = least if least >= 0 else len(shapes)
 
     def check(value: Any) -> bool:
@@ -89,19 +89,21 @@ def _require_shape(key: str, shape: Shape, value: Mapping[str, Any]) -> None:
 
 
 def fits(keys: Mapping[str, Shape]) -> Shape:
-    """An object that may have these keys, and others."""
+    """Return the shape of an object that may have these keys, and others."""
     return lambda value: isinstance(value, dict) and all(keys[key](one) for key, one in value.items() if key in keys)
 
 
 def place_of(body: bytes) -> tuple[int, int, str] | None:
-    """Number, parent and name of a group, from the beginning of its state; None where it does not tell."""
+    """Return (number, parent, name) of a group, from the beginning of its state; None if it does not begin with
+    these."""
     found = _PLACE.match(body)
     return None if found is None else (int(found[1]), int(found[2]), json.loads(found[3]))
 
 
 # ------------------------------------------------------------ group shapes
 
-# The shape of the body of a STATE record, and of the values of changes: what is read from a log has it, or is refused.
+# The shapes of the body of a STATE record, and of the values of changes. Data of a log that does not fit them is
+# refused.
 
 _OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
 _STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
@@ -175,7 +177,7 @@ class StreamState(Attributes):
     floor: int = 0
 
     def raise_floor(self, floor: int) -> int:
-        """Keep nothing below that sequence; returns the floor."""
+        """Raise the floor to that sequence, unless it is higher; return the floor."""
         self.floor = max(self.floor, floor)
         return self.floor
 
@@ -185,8 +187,8 @@ _stream_row = attrgetter(*(field.name for field in attrs.fields(StreamState)))  
 
 @attrs.define
 class ConsumerState(Attributes):
-    """A consumer. The default one of a stream under `deliver one` has no name and the stream's number; that of PUT is
-    over the delayed messages. `over`: a stream's or view's name; "" the whole group."""
+    """A consumer. A stream's default consumer has no name and the stream's number; the one with the number PUT is over
+    the delayed messages. `over`: a stream's or view's name; "" the whole group."""
 
     number: int
     name: str
@@ -197,7 +199,7 @@ class ConsumerState(Attributes):
     backlog: int = 0  # messages; 0 = no bound
     full: str = ""  # the policy at its backlog; "": the group's
     memory: bool = False  # its progress is not in the log
-    rules: Rules = NO_RULES  # what holds back its messages
+    rules: Rules = NO_RULES  # the rules that hold back its messages
     progress: AckState = attrs.Factory(AckState)
 
     def set_options(self, change: Change) -> None:
@@ -207,7 +209,7 @@ class ConsumerState(Attributes):
             self.rules = Rules.decode(change["rules"])
 
     def options(self) -> Change:
-        """As a change has them."""
+        """Return the options as a change has them."""
         more: Change = {"full": self.full} if self.full else {}
         more |= {"memory": True} if self.memory else {}
         return {"transient": self.transient, "private": self.private, "backlog": self.backlog, **more}
@@ -238,13 +240,13 @@ class Known(NamedTuple):
 
 
 Slot = int | list[int]  # a message, or a body in parts: the first and the last
-Newest = tuple[int, list[list[Any]]]  # a sequence, and of streams: number, the messages below it that no newer replaces
+Newest = tuple[int, list[list[Any]]]  # a sequence; rows of (stream, its messages below that no newer replaces)
 ANYONE = -1  # the user of an id in an older log, which has none
 
 
 @attrs.define
 class GroupState(Attributes):
-    """A group: enough to serve it from this and the records after it."""
+    """The state of a group: enough to serve the group from it and the records after it."""
 
     group: int
     parent: int
@@ -253,18 +255,18 @@ class GroupState(Attributes):
     ctl: list[str] = attrs.Factory(list)  # settings as ctl lines
     streams: dict[int, StreamState] = attrs.Factory(dict)
     next_stream: int = FIRST_STREAM
-    files: dict[int, Attributes] = attrs.Factory(dict)  # of meta files whose attributes were changed
+    files: dict[int, Attributes] = attrs.Factory(dict)  # meta files whose attributes were changed
     dropped: dict[int, int] = attrs.Factory(dict)  # sequence -> stream of messages dropped one by one
     anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
     ids: dict[int, OrderedDict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
     producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
-    removed: dict[int, int] = attrs.Factory(dict)  # the owners of removed streams that have delayed messages
-    newest: Newest | None = None  # under `replay key`, of what is below a sequence
+    removed: dict[int, int] = attrs.Factory(dict)  # owners of removed streams with delayed messages
+    newest: Newest | None = None  # under `replay key`
 
     def encode(self) -> bytes:
-        """The body of a STATE record."""
+        """Return the body of a STATE record."""
         rules = [[c.number, c.rules.encode()] for c in self.consumers.values() if c.rules is not NO_RULES]
         return _dump(
             {
@@ -282,7 +284,7 @@ class GroupState(Attributes):
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
-                **({"rules": rules} if rules else {}),  # without any the record is that of earlier versions
+                **({"rules": rules} if rules else {}),  # without rules the record is as in earlier versions
                 **({"newest": self.newest} if self.newest else {}),
                 **({"removed": [*self.removed.items()]} if self.removed else {}),
                 "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
@@ -298,7 +300,7 @@ class GroupState(Attributes):
 
     @classmethod
     def decode(cls, body: bytes) -> GroupState:
-        """Raises ValueError."""
+        """Return the state in the body of a STATE record. Raises ValueError."""
         try:
             d = json.loads(body)
             require(d, STATE, STATE_GIVEN)
@@ -333,34 +335,34 @@ class GroupState(Attributes):
             raise ValueError(f"not a state: {error}") from error
 
     def apply(self, change: Change) -> None:
-        """Apply a change. One that names a deleted file does nothing."""
+        """Apply a change. A change to a deleted file has no effect."""
         do = change.get("do")
         if do is not None:
             _CHANGES[do].apply(self, change)
 
     def acknowledge(self, number: int, body: bytes) -> None:
-        """Apply an ACK record of a log. One of a deleted consumer does nothing. Raises ValueError."""
+        """Apply an ACK record of a log. A record of a deleted consumer has no effect. Raises ValueError."""
         acks.check(body)
         consumer = self.consumers.get(number) or self.nameless(number)
         if consumer is not None:
             consumer.progress.apply(body)
 
     def nameless(self, number: int) -> ConsumerState | None:
-        """The default consumer of a stream, made if it does not exist yet; None if there is no such stream."""
+        """Return the default consumer of a stream, made if it does not exist yet; None if there is no such stream."""
         found = self.consumers.get(number)
         if found is None and (number == PUT or number in self.streams):
             found = self.consumers[number] = ConsumerState(0, 0, 0, number, "", "", 0)
         return found
 
     def anchor_at(self, sequence: int) -> Anchor | None:
-        """The anchor by which the wall time of a message becomes engine time."""
+        """Return the anchor by which the wall time of a message becomes engine time; None if there is none."""
         found = bisect_right(self.anchors, sequence, key=itemgetter(0))
         return self.anchors[max(found - 1, 0)][1] if self.anchors else None
 
 
 def _consumer_row(c: ConsumerState) -> list[Any]:
     options = [int(c.transient), int(c.private), c.backlog]
-    more = [c.full, int(c.memory)] if c.full or c.memory else []  # which an older server does not know
+    more = [c.full, int(c.memory)] if c.full or c.memory else []  # an older server does not know these
     return [c.mode, c.uid, c.gid, c.number, c.name, c.over, c.made_ns, *options, *c.progress.encode(), *more]
 
 
@@ -374,7 +376,7 @@ def _consumer(*row: Any) -> ConsumerState:
 
 
 def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, OrderedDict[str, Known]]:
-    """`uids`: of each row; an older server has written none."""
+    """Return the ids by user. `uids`: the user of each row; an older server has written none."""
     owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
     found: dict[int, OrderedDict[str, Known]] = {}
     for uid, (id_, *known) in zip(owners, rows, strict=True):
@@ -394,7 +396,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change:
-    """Raises ValueError for an invalid or unknown change."""
+    """Return a recorded change. Raises ValueError for an invalid or unknown change."""
     try:
         change: Change = json.loads(body)
         require(change, {}, {"do": _CHANGES.__contains__})
@@ -445,7 +447,7 @@ def _attributes(state: GroupState, c: Change) -> None:
 def _ctl(state: GroupState, c: Change) -> None:
     state.ctl = list(c["lines"])
     if "replay key" not in state.ctl:
-        state.newest = None  # what it left out is seen again
+        state.newest = None  # replaced messages are visible again
 
 
 def _floor(state: GroupState, c: Change) -> None:
@@ -462,13 +464,13 @@ def _drop(state: GroupState, c: Change) -> None:
 def _clock(state: GroupState, c: Change) -> None:
     state.anchors.append((c["sequence"], Anchor(*c["anchor"])))
     if len(state.anchors) > limits.ANCHORS:
-        # The second oldest now stands for the oldest's messages: their age is slightly wrong, nothing is lost.
+        # The second oldest now covers the messages of the oldest: their age is slightly wrong, nothing is lost.
         first, _ = state.anchors.pop(0)
         state.anchors[0] = (first, state.anchors[0][1])
 
 
 def _consume(state: GroupState, c: Change) -> None:
-    """A consumer is made, or its options are changed."""
+    """Make a consumer, or change its options."""
     number = c["number"]
     found = state.consumers.get(number)
     if found is not None:
@@ -479,7 +481,7 @@ def _consume(state: GroupState, c: Change) -> None:
 
 
 def new_consumer(c: Change) -> ConsumerState:
-    """The consumer that a change makes. One that was made before is the change's `state`."""
+    """Return the consumer that a change makes. If it was made before, the change has it as `state`."""
     made = ConsumerState(
         c["mode"], c["uid"], c["gid"], c["number"], c["name"], c["over"], c["time"], progress=AckState(c["low"])
     )
@@ -490,7 +492,7 @@ def new_consumer(c: Change) -> ConsumerState:
 
 
 def bounds_of(slot: Slot) -> tuple[int, int]:
-    """The first and the last sequence."""
+    """Return the first and the last sequence of a slot."""
     return (slot, slot) if isinstance(slot, int) else (slot[0], slot[1])
 
 
@@ -523,14 +525,15 @@ def _id(state: GroupState, c: Change) -> None:
 
 
 def _commit(state: GroupState, c: Change) -> None:
-    """A transaction of that producer was appended, with this record."""
+    """Record that a transaction of the producer was appended together with this change."""
     mine = state.producers.setdefault(c["uid"], {})
     known = mine.pop(c["producer"], None)
     mine[c["producer"]] = Commit(max(c["number"], known.number if known is not None else 0), c["engine"])
 
 
 def _forget_producers(state: GroupState, c: Change) -> None:
-    """`uids`: of each producer; without them, as an older server writes it, all users with one of that name."""
+    """Remove producers. `uids`: the user of each; without them, as an older server writes it, the producers of that
+    name of all users."""
     for n, producer in enumerate(c["producers"]):
         for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):
             mine = state.producers.get(uid, {})
@@ -544,7 +547,7 @@ def _is_slot(value: Any) -> bool:
 
 
 class _Kind(NamedTuple):
-    """What a change does, the keys that it has, and those that it may have."""
+    """A kind of change: its effect, its required keys, and its optional keys."""
 
     apply: Callable[[GroupState, Change], None]
     keys: Mapping[str, Shape]

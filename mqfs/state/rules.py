@@ -1,5 +1,5 @@
-"""The rules of a consumer: what holds back its messages, as it is recorded, and as a line of `ctl` says it. What they
-do is in engine/delivery/flow.py.
+"""The rules that hold back a consumer's messages: as recorded, and as lines of `ctl`. engine/delivery/flow.py applies
+them.
 
 order key       one message of a key is out at once, and the next of it waits until it is done
 limit           claims at once: of the consumer, and of one key
@@ -8,7 +8,7 @@ paused          nothing is claimed
 
     limit NAME N [key] · rate NAME N/TIME · breaker NAME N/TIME · pause NAME [DURATION] · resume NAME
 
-A time is a duration, `5m`, or a unit, `m`: one of it. Printed rules, written back, give the same rules.
+A time is a duration, `5m`, or a unit, `m`, which stands for one. Printed rules, written back, give the same rules.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mqfs import limits
 from mqfs.errors import BadCommand
 from mqfs.syntax.duration import parse_duration, parse_number, print_duration
 
-UNTIL_RESUMED, TRIPPED = -1, -2  # of `paused`: by hand, by its breaker
-Pace = tuple[int, int]  # a number, in nanoseconds; (0, 0): none
+UNTIL_RESUMED, TRIPPED = -1, -2  # values of `paused`: by hand, by the breaker
+Pace = tuple[int, int]  # (a number, in this time in ns); (0, 0): none
 
 
 @attrs.frozen
 class Rules:
-    """Those of one consumer; as they are by default it has none."""
+    """The rules of a consumer; the defaults are no rules."""
 
     ordered: bool = False  # `order key`
     limit: int = 0  # claims at once; 0: no bound
-    key_limit: int = 0  # of one key; 0: no bound
+    key_limit: int = 0  # claims of one key at once; 0: no bound
     rate: Pace = (0, 0)  # deliveries
     breaker: Pace = (0, 0)  # dead letters: with more the consumer is paused
     paused: int = 0  # until that engine time, UNTIL_RESUMED or TRIPPED; 0: not at all
@@ -46,13 +46,13 @@ class Rules:
         return self.paused < 0 or now_ns < self.paused
 
     def encode(self) -> dict[str, Any]:
-        """As the log has them: those that are set."""
+        """Return the rules that are set, as the log has them."""
         values = attrs.asdict(self, recurse=False)
         return {key: _plain(value) for key, value in values.items() if value != _NONE[key]}
 
     @classmethod
     def decode(cls, row: Mapping[str, Any]) -> Rules:
-        """Keys of a newer version are ignored. `row` has the shapes of state/group.py."""
+        """Return recorded rules; keys of a newer version are ignored. `row` has the shapes of state/group.py."""
         known: dict[str, Any] = {key: value for key, value in row.items() if key in _NONE}
         known |= {key: tuple(known[key]) for key in ("rate", "breaker") if key in known}
         return cls(**{**known, "ordered": bool(known.get("ordered"))})
@@ -75,7 +75,7 @@ _MS = 10**6
 
 
 def parse_rule(verb: str, words: Sequence[str], rules: Rules, now_ns: int) -> Rules:
-    """The rules after a line. `words`: what follows the name; `now_ns`: engine time. Raises BadCommand."""
+    """Return the rules after a line. `words`: the words after the name; `now_ns`: engine time. Raises BadCommand."""
     if verb == "limit":
         if words[1:] not in ([], ["key"], (), ("key",)):
             raise BadCommand(f"limit: unexpected word {words[1]!r} (expected limit NAME N [key])")
@@ -100,7 +100,7 @@ def parse_rule(verb: str, words: Sequence[str], rules: Rules, now_ns: int) -> Ru
 
 
 def _parse_pace(verb: str, word: str) -> Pace:
-    """`5/s`, `5/10s`; 0: none."""
+    """Parse `5/s` or `5/10s`; 0: none. Raises BadCommand."""
     number, slash, time = word.partition("/")
     try:
         count = parse_number(number)
@@ -115,7 +115,7 @@ def _parse_pace(verb: str, word: str) -> Pace:
 
 
 def print_rules(rules: Rules, now_ns: int) -> Iterator[tuple[str, str]]:
-    """The verb of each line, and what follows the name."""
+    """Yield (verb, the words after the name) of each line."""
     if rules.limit:
         yield "limit", str(rules.limit)
     if rules.key_limit:

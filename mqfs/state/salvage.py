@@ -1,7 +1,7 @@
-"""A group's state from its log, also where a part of that is damaged.
+"""The state of a group from its log, even if a part of the log is damaged.
 
-A missing record cannot be known. So everything is retained then, and streams whose record is missing get a name:
-nothing intact is lost.
+The content of a missing record is unknown. So everything is retained then, and streams whose record is missing get a
+name: no intact message is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RETAIN = {"replay": "all", "depth": "0", "ttl": "0", "idle": "0", "keep": "disk
 
 
 def unknown(number: int, owner: Attributes) -> GroupState:
-    """A state for a group that lost its own: only its owner may read it."""
+    """Return a state for a group that lost its own. `owner`: its owner and mode."""
     return GroupState(owner.mode, owner.uid, owner.gid, number, 1, f"recovered-{number}" if number > 1 else "", 0)
 
 
@@ -26,8 +26,9 @@ def replay(
     owner: Attributes,
     streams: Callable[[], Iterable[int]],
 ) -> GroupState:
-    """Apply the records after a state. Where some are `lost`, which is known after the last one, retain everything:
-    `streams` are the numbers of those that have messages. Raises ValueError and LookupError."""
+    """Apply the records after a state, and return the state. If some are `lost`, which is known after the last record,
+    retain everything: `streams` returns the numbers of streams that have messages. Raises ValueError and
+    LookupError."""
     fresh, highest = start.next_stream, 0
     removed: set[int] = set()
     for record in records:

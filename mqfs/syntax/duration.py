@@ -13,7 +13,7 @@ _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 8
 
 
 def parse_duration(word: str) -> int:
-    """Nanoseconds. Raises BadCommand."""
+    """Return nanoseconds. Raises BadCommand."""
     if word == "0":
         return 0
     match = _DURATION.match(word)
@@ -23,7 +23,7 @@ def parse_duration(word: str) -> int:
 
 
 def print_duration(ns: int) -> str:
-    """In the largest unit that has no rest."""
+    """Return a duration of whole milliseconds in the largest unit without a remainder."""
     for unit in ("d", "h", "m", "s", "ms"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
@@ -31,8 +31,8 @@ def print_duration(ns: int) -> str:
 
 
 def format_duration(value: float | str | timedelta) -> str:
-    """Seconds or a timedelta in whole milliseconds, rounded up: what is not 0 stays so; text as it is. Raises
-    BadRequest."""
+    """Return seconds or a timedelta in whole milliseconds, rounded up (less than half a microsecond is 0); a text as it
+    is. Raises BadRequest."""
     if isinstance(value, str):
         return value
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -42,7 +42,8 @@ def format_duration(value: float | str | timedelta) -> str:
 
 
 def format_moment(value: float | str | timedelta | datetime) -> str:
-    """An argument of `seek`: UNIX seconds or a datetime; or a duration, which is how long ago. Raises BadRequest."""
+    """Return an argument of `seek`: `@...` for UNIX seconds or a datetime, `-...` for a duration, which is how long
+    ago. Raises BadRequest."""
     if isinstance(value, str | timedelta):
         return f"-{format_duration(value)}"
     seconds = value.timestamp() if isinstance(value, datetime) else value
@@ -60,19 +61,19 @@ _UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_number(word: str) -> int:
-    """At most MOST. Raises BadCommand."""
+    """Return a number of at most MOST. Raises BadCommand."""
     if len(word) > 19 or not word.isascii() or not word.isdigit() or (value := int(word)) > MOST:
         raise BadCommand(f"invalid number {word!r} (expected 0 to 2^62)")
     return value
 
 
 def parse_size(word: str) -> int | None:
-    """Bytes; None if it is no size with a unit. May be above MOST."""
+    """Return bytes, which may be above MOST; None if the word is not a size with a unit."""
     match = _SIZE.match(word)
     return int(match[1]) * _UNITS[match[2]] if match else None
 
 
 def print_size(size: int) -> str:
-    """Bytes above 0, in the largest unit that has no rest."""
+    """Return bytes above 0 in the largest unit without a remainder."""
     unit = next(unit for unit in "GMKB" if size % _UNITS[unit] == 0)
     return f"{size // _UNITS[unit]}{unit}"

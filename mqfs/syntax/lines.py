@@ -2,7 +2,7 @@
 
     USER sha256:ID:HEX [expires=WHEN] [scope=SCOPE] [path=/GROUP] [note=TEXT]
 
-The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a secret of 256 random bits needs no slow hash.
+A line has only the SHA-256 of the secret, mq_ID_RANDOM: a secret of 256 random bits needs no slow hash.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PLAIN = re.compile(r"[^\s'#]+\Z")
 
 
 def split(line: str) -> list[str]:
-    """The words of a line, quoted as in rc(1): 'it''s'. An unquoted # begins a comment, but
-    one before a dot begins a pattern. Raises BadCommand."""
+    """Return the words of a line, quoted as in rc(1): 'it''s'. An unquoted # begins a comment, but one before a dot
+    begins a pattern. Raises BadCommand."""
     if "'" not in line and "#" not in line:
         return line.split()
     words: list[str] = []
@@ -55,19 +55,19 @@ def split(line: str) -> list[str]:
 
 
 def quote(word: str) -> str:
-    """The word so that `split` gives it back."""
+    """Return the word quoted so that `split` gives it back."""
     return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
 
 
 def quote_word(word: str) -> str:
-    """The word for a command line. Raises BadRequest where it would end the line."""
+    """Return the word quoted for a command line. Raises BadRequest if it has a newline, which would end the line."""
     if "\n" in word:
         raise BadRequest(f"invalid argument {word!r}: newline (expected one line)")
     return quote(word)
 
 
 def command_lines(*lines: str) -> bytes:
-    """Commands for one write."""
+    """Return commands as the bytes of one write."""
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -84,7 +84,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?\Z", re.ASCII)
 
 @attrs.frozen
 class TokenLine:
-    """One token. `expires`: UNIX time from which on it is refused."""
+    """A token. `expires`: UNIX time from which on it is refused."""
 
     user: str
     id: str
@@ -96,25 +96,25 @@ class TokenLine:
 
 
 def new_secret() -> tuple[str, str]:
-    """A new token's ID, and its secret."""
+    """Return the ID and the secret of a new token."""
     token = secrets.token_hex(4)
     return token, f"mq_{token}_{secrets.token_urlsafe(32)}"
 
 
 def digest(secret: bytes) -> bytes:
-    """The hash of a secret in its line."""
+    """Return the hash of a secret, as in its line."""
     return hashlib.sha256(secret).digest()
 
 
 def id_of(secret: bytes) -> str:
-    """The ID in a secret; "" where it is not a token."""
+    """Return the ID in a secret; empty if it is not a token."""
     found = _SECRET.match(secret)
     return found[1].decode() if found is not None else ""
 
 
 def parse_line(text: str) -> TokenLine:
-    """Raises BadCommand."""
-    user, *words = split(text) or [""]  # what is blank in bytes is less than in text
+    """Parse a line of a token file. Raises BadCommand."""
+    user, *words = split(text) or [""]  # a line may be blank as text, and not as bytes
     match = _HASHED.match(words[0]) if words else None
     if match is None:  # not shown: it may be the secret
         raise BadCommand(f"malformed hash (expected {MARK}ID:HEX, 64 digits)")
@@ -136,7 +136,7 @@ def parse_line(text: str) -> TokenLine:
 
 
 def print_line(line: TokenLine) -> str:
-    """The text that `parse_line` takes, without its newline."""
+    """Return the text that `parse_line` takes, without its newline."""
     words = [line.user, f"{MARK}{line.id}:{line.digest.hex()}", f"scope={line.scope}"]
     if line.path:
         words.append(f"path={print_path(line.path)}")
@@ -148,14 +148,14 @@ def print_line(line: TokenLine) -> str:
 
 
 def parse_scope(word: str) -> str:
-    """Raises BadCommand."""
+    """Return a known scope. Raises BadCommand."""
     if word not in SCOPES:
         raise BadCommand(f"scope {word!r} (expected {', '.join(SCOPES)})")
     return word
 
 
 def parse_path(word: str) -> tuple[str, ...]:
-    """The names of a path from the root. Raises BadCommand."""
+    """Return the names of a path from the root. Raises BadCommand."""
     names = tuple(name for name in word.split("/") if name)
     deep = len(names) > limits.PATH_GROUPS + 2  # a file in a folder of the deepest group
     if not word.startswith("/") or deep or {".", ".."} & set(names) or _INVALID.search(word):
@@ -168,7 +168,7 @@ def print_path(names: tuple[str, ...]) -> str:
 
 
 def parse_moment(word: str) -> float:
-    """UNIX time of a date (its beginning) or a second, both UTC. Raises BadCommand."""
+    """Return the UNIX time of a date (its beginning) or a second, both UTC. Raises BadCommand."""
     try:
         if _MOMENT.match(word) is None:
             raise ValueError
@@ -178,6 +178,6 @@ def parse_moment(word: str) -> float:
 
 
 def print_moment(moment: float) -> str:
-    """The second, rounded up; without a time of day at midnight."""
+    """Return the second, rounded up, in UTC; at midnight only the date."""
     text = datetime.fromtimestamp(math.ceil(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return text.removesuffix("T00:00:00Z")

@@ -1,12 +1,13 @@
-"""Names of streams, groups and consumers: which are legal, and any bytes as one, by a bijection that keeps prefixes.
+"""Names of streams, groups and consumers: legal names, and a bijection from any bytes to names that keeps prefixes.
 
-A byte that no name may have is `%` and two hexadecimal digits: `%`, `/`, control characters, what is not UTF-8, and a
-dot at the beginning. A lone `%` ends a text that is no name as it is: `%` the empty one, `ctl%`, `order%`.
+A byte that no name may have is escaped as `%` and two hexadecimal digits: `%`, `/`, control characters, bytes that are
+not UTF-8, and a dot at the beginning. A lone `%` ends a text that is not a name as it is: `%` the empty text, `ctl%`,
+`order%`.
 
 A name has at most limits.NAME_BYTES. `stream_name` cuts a longer one and ends it with `%~` and a digest, which no
 escape makes; the text is then in a header of each message (headers.TOPIC).
 
-The cache of what is computed from names of clients is bounded by bytes, as a bound of their number alone is none.
+The caches for names of clients are bounded in bytes, as a bound of the number of names alone is none.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ V = TypeVar("V")
 
 
 def cache_short(entries: int, size: int) -> Callable[[Callable[[K], V]], Callable[[K], V]]:
-    """Remember the results for that many arguments of at most `size` bytes or characters; longer ones are computed each
-    time."""
+    """Cache the results for `entries` arguments of at most `size` bytes or characters; longer arguments are computed
+    each time."""
 
     def decorate(function: Callable[[K], V]) -> Callable[[K], V]:
         remembered = cast(Callable[[K], V], lru_cache(entries)(function))
@@ -50,7 +51,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_name(name: str) -> str:
-    """The name, if a user may give it to a stream or group; raises BadName."""
+    """Return the name, if a user may give it to a stream or group. Raises BadName."""
     if name in RESERVED or name.startswith("."):
         raise BadName(_why_reserved(name))
     if "/" in name:
@@ -63,7 +64,7 @@ def check_name(name: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """The name, if it can be one file of a group, and no other than a stream's, group's or consumer's. Raises BadName.
+    """Return the name, if a stream, group or consumer can have it. Raises BadName.
 
     Weaker than `check_name`: stores hold names that are older than its rules.
     """
@@ -79,7 +80,7 @@ def check_file_name(name: str) -> str:
 
 
 def encoded(name: str) -> bytes:
-    """The bytes of a name. Raises BadName where it has none: a surrogate stands alone."""
+    """Return the bytes of a name. Raises BadName if it has a lone surrogate, and so no bytes."""
     try:
         return name.encode()
     except UnicodeEncodeError:
@@ -93,18 +94,19 @@ def _why_reserved(name: str) -> str:
 
 
 def check_control(name: str) -> None:
-    """Raises BadName where a terminal, a log or a line of commands would take the name for something else."""
+    """Check that a name has no control characters. Raises BadName: a terminal, a log or a command line would misread
+    them."""
     if _CONTROL.search(name):
         raise BadName(f"invalid name {name!r}: has a control character (expected none)")
 
 
 def one_line(name: str) -> str:
-    """A name in a file that is read line by line: those of older stores may hold newlines."""
+    """Return a name for a file that is read line by line: names in older stores may have newlines."""
     return name.replace("\n", "\\n")
 
 
 def with_suffix(name: str, suffix: str) -> str:
-    """The name and a suffix, the name cut at a character where both have too many bytes."""
+    """Return the name with a suffix. The name is cut at a character if both have too many bytes."""
     kept = name.encode()[: limits.NAME_BYTES - len(suffix.encode())]
     return kept.decode(errors="ignore") + suffix
 
@@ -112,7 +114,7 @@ def with_suffix(name: str, suffix: str) -> str:
 # ------------------------------------------------------------ any bytes as a name
 
 
-_ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one
+_ENDED = ("", "ctl", "order")  # not names, though each of their bytes may be in one
 _ESCAPED = re.compile("[%/\x00-\x1f\x7f\udc80-\udcff]|^\\.")
 _ESCAPE = re.compile("%([0-9A-F]{2})")
 _SHORTENED, _DIGEST_CHARACTERS = "%~", 32
@@ -123,20 +125,20 @@ _CACHED, _CACHED_BYTES = 16_384, 255  # names, and how long those may be: some 1
 
 @cache_short(_CACHED, _CACHED_BYTES)
 def escape(text: bytes | str) -> str:
-    """Make a name of a stream of any text.
+    """Make a stream's name of any text.
 
     Args:
         text: Any text, or bytes.
 
     Returns:
-        The name. Only its length may be more than a name has.
+        The name, which may be longer than names can be.
     """
     prefix = escape_prefix(text)
     return f"{prefix}%" if prefix in _ENDED else prefix
 
 
 def stream_name(text: bytes | str) -> str:
-    """The name of the stream of a text of any length. That of a name which was shortened is itself."""
+    """Return the stream's name for a text of any length. A shortened name is returned as it is."""
     if isinstance(text, str) and is_shortened(text):
         return text
     name = escape(text)
@@ -147,12 +149,13 @@ def stream_name(text: bytes | str) -> str:
 
 
 def is_shortened(name: str) -> bool:
-    """Whether it is the beginning of a text, and a digest of all of it."""
+    """Whether the name is the beginning of a text with a digest of the whole text."""
     return len(name) * 4 > limits.NAME_BYTES and _SHORT.fullmatch(name) is not None and len(name.encode()) > _SHORTEST
 
 
 def escape_prefix(text: bytes | str) -> str:
-    """The prefix of the names of all texts with this prefix, and of no others. It must not end within a character."""
+    """Return the prefix of the names of all texts with this prefix, and of no others. The text must not end within a
+    character."""
     if not isinstance(text, str | bytes):
         raise TypeError(f"invalid text {text!r} (expected str or bytes)")
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
@@ -161,13 +164,13 @@ def escape_prefix(text: bytes | str) -> str:
 
 
 def unescape(name: str) -> bytes:
-    """Give the text of a name back.
+    """Return the text of a name.
 
     Args:
-        name: What `escape` has returned.
+        name: A name that `escape` has returned.
 
     Returns:
-        The text, as UTF-8 where it was not bytes.
+        The text, in UTF-8 if it was not bytes.
 
     Raises:
         BadName: `escape` returns no such name.
@@ -184,7 +187,7 @@ def unescape(name: str) -> bytes:
 
 @cache_short(_CACHED, _CACHED_BYTES)
 def text_of(name: str) -> bytes:
-    """The text of a name; one that `escape` gives no text stands for itself."""
+    """Return the text of a name; a name that `escape` does not make stands for itself."""
     try:
         return unescape(name)
     except BadName:

@@ -1,8 +1,8 @@
-"""Topics as in AMQP: which patterns the name of a stream matches.
+"""Topics as in AMQP: which patterns a stream's name matches.
 
-A name is words separated by dots; an empty word is a word. In a pattern the word `*` is exactly one word, `#` zero or
-more. A group may have other characters for these three, its Words, and a fourth for one or more words. Here are the
-check of a pattern, the match of one and the match of many. Knows nothing of streams or views.
+A name is words separated by dots; a word may be empty. In a pattern the word `*` stands for exactly one word, `#` for
+zero or more. A group may have other characters for these three, its Words, and a fourth for one or more words. This
+module checks patterns, and matches one or many. It knows nothing of streams or views.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Words(NamedTuple):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Three, where there is no fourth: so older clients read them."""
+        """The characters for a listing: three if there is no fourth, so that older clients can read them."""
         return self if self.some else self[:3]
 
     def split(self, text: str) -> list[str]:
@@ -38,7 +38,7 @@ DOTTED = Words()
 
 
 def check_words(words: Words) -> Words:
-    """Raises BadCommand where patterns could not be made of these."""
+    """Return these characters. Raises BadCommand if patterns cannot be made of them."""
     separator, one, many, some = words
     if len(one) != 1 or len(many) != 1 or len(separator) > 1 or len(some) > 1:
         raise BadCommand(
@@ -53,7 +53,7 @@ def check_words(words: Words) -> Words:
 
 
 def check_pattern(text: str, words_of: Words = DOTTED) -> tuple[str, ...]:
-    """The words of a legal pattern, consecutive `#` made one. Raises BadCommand, which names the column."""
+    """Return the words of a legal pattern, with consecutive `#` merged. Raises BadCommand, which names the column."""
     if not text or "/" in text or "\0" in text:
         raise BadCommand(
             f"pattern {text!r}: {'has a slash or NUL' if text else 'empty'} (expected words, such as log.*.error)"
@@ -74,7 +74,7 @@ def check_pattern(text: str, words_of: Words = DOTTED) -> tuple[str, ...]:
 
 
 def check_size(text: str, most: int, what: str) -> None:
-    """Raises BadCommand where there are more bytes, or what no file can hold."""
+    """Check the size of a text. Raises BadCommand if it has more than `most` bytes, or UTF-8 cannot encode it."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -84,27 +84,28 @@ def check_size(text: str, most: int, what: str) -> None:
 
 
 def is_pattern(text: str, words_of: Words = DOTTED) -> bool:
-    """Whether a word of it is `*` or `#`: then it is no name of one stream."""
+    """Whether a word of the text is a wildcard: then it does not name one stream."""
     words = words_of.split(text)
     return words_of.one in words or words_of.many in words or bool(words_of.some and words_of.some in words)
 
 
 def has_wildcard(text: str, words_of: Words = DOTTED) -> bool:
-    """Whether it is no name of a stream to come: a pattern, or one that check_pattern refuses."""
+    """Whether the text has a wildcard character: then it is a pattern, or check_pattern refuses it, and no future
+    stream has this name."""
     return words_of.one in text or words_of.many in text or bool(words_of.some and words_of.some in text)
 
 
 def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], bool]:
-    """Whether a name matches this one pattern. Raises BadCommand.
+    """Return a test whether a name matches this pattern. Raises BadCommand.
 
-    The cost grows with words of the name × words of the pattern: after each `#` the earliest place that fits is taken
-    for good (an atomic group), as a later one could not match more.
+    The cost grows with words of the name × words of the pattern: after each `#` the earliest fitting place is final (an
+    atomic group), as a later one could not match more.
     """
     if not is_pattern(pattern, words_of):
         check_pattern(pattern, words_of)
         return pattern.__eq__
     separator = words_of.separator
-    behind = re.escape(separator)  # every word is written with one after it, the name too
+    behind = re.escape(separator)  # a separator follows every word, also the last of a name
     word = f"[^{behind}]*{behind}" if separator else "(?s:.)"
     first, *others = _between_many(check_pattern(pattern, words_of), words_of, word, behind)
     expression = first
@@ -116,8 +117,8 @@ def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], b
 
 
 def compile_selection(names: Collection[str], words_of: Words = DOTTED) -> Callable[[str], bool]:
-    """Whether a name is one of these, or matches a pattern of them; where there are none each does. Raises
-    BadCommand."""
+    """Return a test whether a name is one of `names`, or matches a pattern among them; without `names` each name does.
+    Raises BadCommand."""
     if not names:
         return lambda name: True
     plain = frozenset(name for name in names if not has_wildcard(name, words_of))
@@ -126,7 +127,7 @@ def compile_selection(names: Collection[str], words_of: Words = DOTTED) -> Calla
 
 
 def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:
-    """The words of a pattern, with `* #` for one or more words, and consecutive `#` made one."""
+    """Return the words of a pattern, with `* #` for one or more words, and consecutive `#` merged."""
     words, many = words_of.split(pattern), words_of.many
     if words_of.some:
         words = [plain for word in words for plain in ((words_of.one, many) if word == words_of.some else (word,))]
@@ -134,7 +135,7 @@ def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:
 
 
 def _between_many(words: tuple[str, ...], words_of: Words, any_word: str, behind: str) -> list[str]:
-    """The regular expressions of the parts before, between and after the `#`."""
+    """Return the regular expressions of the parts before, between and after the `#`."""
     parts = [""]
     for word in words:
         if word == words_of.many:
@@ -144,7 +145,7 @@ def _between_many(words: tuple[str, ...], words_of: Words, any_word: str, behind
     return parts
 
 
-_NOTHING: dict[Any, Any] = {}  # of all nodes without words or keys, which are most
+_NOTHING: dict[Any, Any] = {}  # shared by all nodes without words or keys, which are most
 
 
 class _Node(Generic[K]):
@@ -186,10 +187,12 @@ class _Node(Generic[K]):
 
 
 class Patterns(Generic[K]):
-    """Many patterns, each with keys. The cost of a match grows with the words of the name, not with their number.
+    """Many patterns, each with keys. The cost of a match grows with the words of the name, not with the number of
+    patterns.
 
     Patterns without a wildcard are looked up as they are; the others form a trie. Each node is visited at most once for
-    each word: below no other `#` a node belongs to one position, and the node of a `#`, once reached, stays to the end.
+    each word. A node below no other `#` belongs to one position; the node of a `#`, once reached, stays active to the
+    end.
     """
 
     def __init__(self, words: Words = DOTTED) -> None:
@@ -199,11 +202,11 @@ class Patterns(Generic[K]):
         self._root: _Node[K] = _Node()
 
     def __len__(self) -> int:
-        """The number of pairs of pattern and key."""
+        """Return the number of pairs of pattern and key."""
         return len(self._bound)
 
     def add(self, pattern: str, key: K) -> bool:
-        """False if this pattern has this key already. Raises BadCommand."""
+        """Add a key to a pattern. False: the pattern has it already. Raises BadCommand."""
         words = check_pattern(pattern, self.words)
         if (pattern, key) in self._bound:
             return False
@@ -215,7 +218,7 @@ class Patterns(Generic[K]):
         return True
 
     def remove(self, pattern: str, key: K) -> bool:
-        """False if this pattern does not have this key. Unused nodes are freed."""
+        """Remove a key from a pattern, and free unused nodes. False: the pattern does not have it."""
         if (pattern, key) not in self._bound:
             return False
         self._bound.remove((pattern, key))
@@ -228,10 +231,10 @@ class Patterns(Generic[K]):
         return True
 
     def match(self, name: str) -> set[K]:
-        """The keys of all patterns that the name matches."""
+        """Return the keys of all patterns that the name matches."""
         found = set(self._exact.get(name, ()))
         here = [self._root]
-        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far that go on: every word leads back to them
+        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far, with nodes below: every word leads back
         for word in self.words.split(name):
             ahead = []
             for node in here:
