@@ -1,8 +1,9 @@
-"""The clock the engine is given: wall time, and an engine time that never jumps.
+"""The clock of the engine: wall time, and an engine time that never jumps.
 
-The arithmetic is that of "Time" in mqfs(4). Engine time runs with the boot clock while serving; over a restart it moves
-on by the boot clock's difference within one boot, else by the wall clock's, clamped to 0 ... limits.DOWNTIME_DAYS.
-A standby that takes over has heard when the last record was written, so no wall clock of its own counts.
+The arithmetic is that of "Time" in mqfs(4). Engine time runs with the boot clock while the server runs. Over a restart
+it advances by the boot clock's difference within one boot, else by the wall clock's, clamped to 0 ...
+limits.DOWNTIME_DAYS. A standby that takes over heard when the last record was written, so its own wall clock does not
+count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from mqfs import limits
 
 
 class Anchor(NamedTuple):
-    """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got
-    then: where the wall clock went back, that is more than what it showed, `shown_ns` (0: the same)."""
+    """All clocks read at one moment; it converts a record's wall time into engine time. `wall_ns` is the time that a
+    record got then. After the wall clock went back it is later than `shown_ns`, what the clock showed (0: the same)."""
 
     engine_ns: int
     wall_ns: int
@@ -28,8 +29,8 @@ class Anchor(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """When another machine wrote its newest record: at `boot_ns` of this machine's boot clock. Where that was not heard
-    when it was written, `wall_ns` is what the other one's wall clock showed at `boot_ns`; else 0."""
+    """When another machine wrote its newest record: at `boot_ns` of this machine's boot clock. If it was not heard at
+    once, `wall_ns` is what the other machine's wall clock showed at `boot_ns`; else 0."""
 
     boot_ns: int
     wall_ns: int = 0
@@ -41,24 +42,24 @@ class Clock(Protocol):
     def wall_ns(self) -> int: ...
 
     def engine_ns(self) -> int:
-        """Never goes back and never jumps while serving; see "Time" in mqfs(4)."""
+        """Return the engine time. It never goes back and never jumps while the server runs; see "Time" in mqfs(4)."""
         ...
 
     def anchor(self) -> Anchor:
-        """All clocks at once."""
+        """Read all clocks at once."""
         ...
 
     def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
-        """Go on after the newest (anchor, wall time of the newest record under it) of an earlier run."""
+        """Continue after the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
         ...
 
 
 class ProcessWatcher(Protocol):
-    """Notice of the end of processes."""
+    """A watcher for the end of processes."""
 
     def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
-        None: it has ended already, or never was."""
+        """Call `then` once when the process has ended, never before this returns. Returns a function that stops the
+        watch; None: there is no such process, or not any more."""
         ...
 
 
@@ -68,7 +69,7 @@ DAY_NS = 86_400 * 10**9
 
 
 def boot_id() -> str:
-    """A name for this boot of the machine; empty where the system has none."""
+    """Return the identifier of this boot of the machine; empty if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -77,10 +78,10 @@ def boot_id() -> str:
 
 
 class SystemClock:
-    """The machine's clocks. `resume` before the first use sets the engine time to where the last run left it."""
+    """The machine's clocks. `resume`, called before the first use, continues the engine time of the last run."""
 
     def __init__(self, heard: Heard | None = None) -> None:
-        """`heard`: of the last run, where that was another machine's and this one heard it."""
+        """Make a clock. `heard`: when another machine wrote the last record, if this one is its standby."""
         self.boot, self._heard = boot_id(), heard
         self._base = 0
 
@@ -103,10 +104,10 @@ class SystemClock:
 def resumed(
     last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot: str, heard: Heard | None = None
 ) -> int:
-    """Engine time now. `last`: of each group its newest anchor and the wall time of its newest record.
+    """Return the present engine time. `last`: newest anchor and wall time of the newest record, for each group.
 
-    What was written last of all tells where the run before stopped; only from there on it is asked how long nothing
-    ran.
+    The newest record of all groups gives the engine time at which the last run stopped. Only the time since then is
+    estimated from the clocks.
     """
     ends = [(anchor.engine_ns + max(newest - anchor.wall_ns, 0), anchor, newest) for anchor, newest in last]
     if not ends:

@@ -22,15 +22,15 @@ _LONGEST_LIST = 175  # with the rest of the text it has to fit limits.ERROR_BYTE
 
 
 def shortened(text: str) -> str:
-    """The text, cut at a character and ended by "..." where it exceeds limits.ERROR_BYTES."""
+    """Return the text, cut at a character and ended by "..." if it exceeds limits.ERROR_BYTES."""
     if len(text) * 4 <= limits.ERROR_BYTES or len(data := text.encode(errors="replace")) <= limits.ERROR_BYTES:
         return text
     return data[: limits.ERROR_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> str:
-    """The text for a word that is in no table: the words of the table, and the nearest of them where one is near; of a
-    long table the nearest alone."""
+    """Return the error text for a word that is not among the `known` ones: it has these, and the nearest of them if one
+    is near; of a long list the nearest only."""
     import difflib  # here, as most programs never need it
 
     words, word = list(known), word[:_QUOTED]
@@ -45,7 +45,7 @@ def unknown(what: str, word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: control characters and changes of direction are escaped."""
+    """Return the text with control characters and changes of direction escaped, for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -68,11 +68,11 @@ class MqfsError(Exception):
         super().__init__(self.detail)
 
     def __str__(self) -> str:
-        """The text for people: the detail, or the class's text where there is none."""
+        """Return the text for people: the detail, or the class's text without one."""
         return self.detail or self.text
 
     def wire_text(self) -> str:
-        """The text of Rerror: the class's, which is contract, and the detail."""
+        """Return the text of Rerror: the class's, which is contract, and the detail."""
         return f"{self.text}: {self.detail}" if self.detail else self.text
 
 
@@ -454,7 +454,7 @@ class RemoteError(MqfsError):
 
 
 def ungrouped(error: BaseException) -> BaseException:
-    """The error in the groups that nurseries make of it; a group of several as it is."""
+    """Return the single error in nested exception groups, as nurseries raise it; a group of several unchanged."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

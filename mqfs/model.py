@@ -1,4 +1,4 @@
-"""The values that all packages share: messages, records, users, files, and Wait, a result that is not there yet."""
+"""The values that all packages share: messages, records, users, files, and Wait, a pending result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = 1 << 62  # greater than any sequence, any count of bytes, and any time i
 
 
 class Kind(enum.IntEnum):
-    """The kind of a log record. Only MESSAGE and END take a sequence; all others carry the last one."""
+    """The kind of a log record. Only MESSAGE and END use up a sequence; all others carry the last one."""
 
     MESSAGE = 1
     END = 2  # EOF marker: readers get 0 bytes once
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class RecordColumns(NamedTuple):
-    """The sound records of a buffer, column by column, and where they end."""
+    """The valid records of a buffer, as columns, and the offset at which they end."""
 
     end: int
     sequences: memoryview
@@ -56,7 +56,7 @@ class RecordColumns(NamedTuple):
     flags: memoryview
 
     def part(self, begin: int, end: int) -> RecordColumns:
-        """Some of the rows."""
+        """Return the rows from `begin` to `end`."""
         return RecordColumns(self.end, *(column[begin:end] for column in self[1:]))
 
 
@@ -71,17 +71,17 @@ class Head(NamedTuple):
 
 
 class RecordRun(NamedTuple):
-    """Messages as they are in the log."""
+    """Messages of a log as encoded records."""
 
     pieces: Sequence[bytes]  # whole records, in order
-    streams: Set[int]  # of them
+    streams: Set[int]  # the streams of the messages
     messages: int  # at least one
     last: int  # the last sequence examined
-    newest: Record  # the last of them
+    newest: Record  # the last of the messages
 
 
 class Split(NamedTuple):
-    """Messages that lie next to each other in a log."""
+    """A range of adjacent messages in a log."""
 
     end: int  # the sequence after them
     messages: int
@@ -102,12 +102,12 @@ SCOPES = {"read": 0o5, "write": 0o7, "admin": 0o17}  # permission bits that a to
 
 @attrs.frozen
 class Grant:
-    """What a token stands for: a user, and the part of its permissions that the token leaves."""
+    """The rights of a token: a user, and the scope and path to which its permissions are narrowed."""
 
     uid: int
     id: str  # not secret: names the token in its file and in audit lines
-    scope: str = "admin"  # of SCOPES
-    path: tuple[str, ...] = ()  # names from the root: this file, or what is below this group
+    scope: str = "admin"  # a key of SCOPES
+    path: tuple[str, ...] = ()  # names from the root: this file, or everything below this group
 
 
 @attrs.frozen
@@ -119,11 +119,11 @@ class User:
     groups: frozenset[int] = frozenset()  # supplementary
     pid: int = 0  # 0 where the front end cannot know
     where: str = ""  # front end and connection, for `.who`: "fuse", "9p unix 3"
-    grant: Grant | None = None  # of the token that it came with
+    grant: Grant | None = None  # of the client's token, if it has one
 
 
 class Qid(NamedTuple):
-    """As 9P has it; `path` is also st_ino: stable over restarts, never shared by two files of a store."""
+    """A qid of 9P. `path` is also st_ino: stable over restarts, never shared by two files of a store."""
 
     type: int  # 0x80 directory, 0x40 append-only, 0 plain
     version: int
@@ -149,7 +149,7 @@ class Stat(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Messages of some streams in a split of a log, without EOF markers."""
+    """The messages of some streams in a segment of a log, without EOF markers."""
 
     messages: int
     columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest N: sequences, and body bytes
@@ -161,22 +161,22 @@ T = TypeVar("T")
 
 
 class Wait(Generic[T]):
-    """A result that is not there yet. Settled exactly once, by the engine, with a value or an error.
+    """A pending result. The engine settles it exactly once, with a value or an error.
 
-    The waker hands the value over: whoever settles has already taken the value for this waiter, so there is no second
-    look and no race. `subscribe` calls its function at once if the result is there, else from inside the engine's
-    stretch that settles it: such a function must not call back into the engine, except `Handle.push_back`.
+    The code that settles it has already taken the value for this waiter, so the waiter need not check again, and there
+    is no race. `subscribe` calls its function at once if the result is there, else from inside the engine's call that
+    settles it. So the function must not call back into the engine, except `Handle.push_back`.
     """
 
     __slots__ = ("_cancel", "_error", "_settled", "_then", "_value", "otherwise")
-    is_prompt = False  # it waits for a disk or a server, never for other users: O_NONBLOCK does not refuse it
+    is_prompt = False  # True: it waits for a disk or a server, never for other users, so O_NONBLOCK lets it wait
 
     def __init__(self, cancel: Callable[[Wait[T]], bool] | None = None) -> None:
         self._cancel = cancel
         self._settled = False
         self._value: T | None = None
         self._error: BaseException | None = None
-        self.otherwise: BaseException | None = None  # of `cancel`
+        self.otherwise: BaseException | None = None  # see `cancel`
         self._then: Callable[[Wait[T]], None] | None = None
 
     @property
@@ -184,14 +184,14 @@ class Wait(Generic[T]):
         return self._settled
 
     def result(self) -> T:
-        """The value, or raises the error. Only after it was settled."""
+        """Return the value, or raise the error. Only after it was settled."""
         assert self._settled
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
 
     def subscribe(self, then: Callable[[Wait[T]], None]) -> None:
-        """Call `then(self)` once, when settled. One subscriber."""
+        """Call `then(self)` once, when it is settled. Only one subscriber is allowed."""
         if self._settled:
             then(self)
         else:
@@ -202,7 +202,7 @@ class Wait(Generic[T]):
         assert not self._settled
         self._settled, self._value = True, value
         if (then := self._then) is not None:
-            self._then = None  # it mostly refers to this one, and collections of garbage are rare
+            self._then = None  # breaks a reference cycle: it mostly refers to this Wait, and garbage collection is rare
             then(self)
 
     def fail(self, error: BaseException) -> None:
@@ -215,14 +215,14 @@ class Wait(Generic[T]):
             then(self)
 
     def follow(self, step: T | Wait[T]) -> None:
-        """Settle or fail as a step does."""
+        """Resolve or fail as a step does."""
         if not isinstance(step, Wait):
             self.resolve(step)
         else:
             step.subscribe(self._follow)
 
     def follow_call(self, call: Callable[[], T | Wait[T]]) -> None:
-        """Settle or fail as the step that a call returns, or as the call."""
+        """Resolve or fail as the step that a call returns; fail if the call raises."""
         try:
             step = call()
         except Exception as error:
@@ -237,11 +237,11 @@ class Wait(Generic[T]):
             self.fail(done._error)
 
     def cancel(self, otherwise: BaseException | None = None) -> bool:
-        """Stop waiting. True: nothing was consumed or done, and `then` will never be called. False: too late, the
-        thing is done (a message handed over, a write appended) and the result comes as if nothing had been asked.
+        """Stop waiting. True: nothing was consumed or done, and `then` will never be called. False: it is too late, as
+        a message was handed over or a write appended; the result comes as without this call.
 
-        `otherwise`: it should only not wait for what may come. While it is looked for what is there the answer is
-        False: the result is what is found, or this error. Then, too, nothing was consumed."""
+        `otherwise`: stop waiting only for what may come later. While existing messages are still searched the answer is
+        False; the result is then the message found, or this error. With the error nothing was consumed."""
         self.otherwise = otherwise
         if self._settled or self._cancel is None or not self._cancel(self):
             return False

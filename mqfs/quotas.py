@@ -1,10 +1,10 @@
-"""What one user may have at once: a share of each bounded resource, and what the operator allows (`--limit`).
+"""Bounds of one user: a share of each bounded resource, and the quotas of the operator (`--limit`).
 
-Shares: no single user can take all of a resource. A user gets at most half of the whole. Of the last places some are
-for users of this machine, whom the kernel names, and the very last for root and the server's user.
+Shares: no single user can take all of a resource. A user gets at most half of it. The last places are for users of this
+machine, whom the kernel identifies, and the very last for root and the server's user.
 
-A user is a number, or what distinguishes clients without one: over TCP the block of addresses of their host, as one
-who has an address has its neighbours, too (of 127.0.0.0/8 every user of this machine has all).
+A user is a number, or a text that identifies clients without one: over TCP the address of their host. Addresses of one
+block count as one user, as a host often has its neighbours' addresses, too (all of 127.0.0.0/8 is one).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mqfs.syntax.lines import split
 
 
 def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -> None:
-    """Check that a user may have `mine` of `total`, and all users `used`. Raises OverLimit, which names `what`."""
+    """Check that a user may have `mine` of `total`, and all users together `used`. Raises OverLimit, naming `what`."""
     kept = 0 if user in (0, os.geteuid()) else 1 if isinstance(user, int) else 2
     open_to_all = total - kept * (total // limits.SHARE_KEPT)
     if mine > max(total // 2, 1) or used > open_to_all:
@@ -33,7 +33,7 @@ def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -
 
 @lru_cache(limits.HTTP_ADDRESSES)
 def block_of(host: str) -> str:
-    """The block of addresses that counts as one user. A text that is no address is its own block."""
+    """Return the block of addresses that counts as one user. A text that is not an address is its own block."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -46,39 +46,40 @@ def block_of(host: str) -> str:
 
 
 def counted(user: Hashable) -> Hashable:
-    """The one that a user counts as: of an address its block."""
+    """Return the user as it is counted: an address as its block."""
     return block_of(user) if isinstance(user, str) else user
 
 
 class UserLimits:
-    """The shares of one resource. `limit` names its bound in limits.py, `what` the resource in an error."""
+    """The amounts that users have of one resource. `limit`: the name of its bound in limits.py; `what`: the resource in
+    error texts."""
 
     __slots__ = ("_limit", "_taken", "_what", "most", "over", "used")
 
     def __init__(self, what: str, limit: str) -> None:
-        self.used = 0  # of all users
-        self.most = 0  # highest after a `change`; serving/accept.py resets it
-        self.over: set[Hashable] = set()  # users who were found to have more than their share
+        self.used = 0  # the amount of all users
+        self.most = 0  # the highest `used` after a `change`; serving/accept.py resets it
+        self.over: set[Hashable] = set()  # users found to have more than their share
         self._what, self._limit = what, limit
         self._taken: dict[Hashable, int] = {}
 
     def of(self, user: Hashable) -> int:
-        """The amount that a user has."""
+        """Return the amount that a user has."""
         return self._taken.get(counted(user), 0)
 
     @property
     def users(self) -> int:
-        """How many users have some."""
+        """The number of users with an amount."""
         return len(self._taken)
 
     def check(self, user: Hashable, amount: int = 1) -> None:
-        """Check that a user may get more. Raises OverLimit."""
+        """Check that a user may get `amount` more. Raises OverLimit."""
         total: int = getattr(limits, self._limit)
         user = counted(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
     def has_room(self, user: Hashable, amount: int) -> bool:
-        """Whether a user may get more."""
+        """Whether a user may get `amount` more."""
         try:
             self.check(user, amount)
         except OverLimit:
@@ -86,7 +87,7 @@ class UserLimits:
         return True
 
     def note_over(self, user: Hashable) -> None:
-        """Enter a user in `over`, where it has more than its share: it was given without a check."""
+        """Enter a user in `over` if it has more than its share, after an amount was given without a check."""
         if not self.has_room(user, 0):
             self.over.add(user)
 
@@ -97,12 +98,12 @@ class UserLimits:
             self.over.discard(user)
 
     def acquire(self, user: Hashable, amount: int = 1) -> None:
-        """Give a user more. Raises OverLimit, and changes nothing then."""
+        """Give a user `amount` more. Raises OverLimit, and changes nothing then."""
         self.check(user, amount)
         self.release(user, -amount)
 
     def release(self, user: Hashable, amount: int = 1) -> None:
-        """Take an amount back from a user."""
+        """Take `amount` back from a user; below 0: give it without a check."""
         self.used -= amount
         user = counted(user)
         left = self._taken.get(user, 0) - amount
@@ -112,7 +113,8 @@ class UserLimits:
             self._taken.pop(user, None)
 
     def change(self, user: Hashable, before: int, after: int, *, refuse: bool = True) -> int:
-        """Change a user's amount for one purpose to `after`, and return that. Raises OverLimit, if it may `refuse`."""
+        """Change a user's amount for one purpose from `before` to `after`, and return `after`. Raises OverLimit, only
+        with `refuse`."""
         if after > before and refuse:
             self.acquire(user, after - before)
             self.most = max(self.most, self.used)
@@ -123,9 +125,9 @@ class UserLimits:
 
 # ------------------------------------------------------------ quotas
 
-# What the operator lets one user have at once and do in a second, in lines of `--limit`: USER KEY=VALUE... USER is a
-# name, a number, or `*` for each user without a line of its own but root and the server's. A user without a quota is
-# bounded by its shares alone.
+# The operator's bounds for one user, at once or in a second, in lines of `--limit`: USER KEY=VALUE... USER is a name, a
+# number, or `*` for each user without a line of its own, except root and the server's. A user without a quota is
+# bounded by its shares only.
 
 OTHERS = "*"
 
@@ -136,7 +138,7 @@ class Quota:
 
     messages: int = 0  # published, a second
     bytes: int = 0  # published, a second
-    kept: int = 0  # bytes, in the streams and parts of transactions that it owns
+    kept: int = 0  # bytes retained in the streams, and staged in the parts of transactions, that it owns
     parked: int = 0  # reads that wait
     handles: int = 0  # open files
     claims: int = 0  # held, over all of its handles
@@ -153,13 +155,13 @@ class Quotas:
         self.bound_kept = any(quota.kept for quota in (*users.values(), others) if quota is not None)
 
     def of(self, uid: int) -> Quota | None:
-        """The user's quota, if it has one."""
+        """Return the user's quota, or None."""
         mine = self._users.get(uid)
         return self._others if mine is None and uid not in (0, os.geteuid()) else mine
 
 
 def parse_quotas(lines: Sequence[str]) -> Quotas | None:
-    """None: there are no lines. Raises BadConfig."""
+    """Parse the lines of `--limit`; None without lines. Raises BadConfig."""
     users: dict[int, Quota] = {}
     others = None
     for line in lines:
