@@ -25,9 +25,9 @@ from mq_tools.tree import check_group, check_streams, ctl_of, inodes, is_group, 
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
-CHECK_S = 2.0  # from check to check of an idle reader that its streams exist
+CHECK_S = 2.0  # between two checks that the streams of an idle reader exist
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # SIGINT is an exception already
-_FAILED_READS = 1000  # consecutive, before the disk is taken to be lost
+_FAILED_READS = 1000  # consecutive failures before the disk counts as lost
 
 
 class Ended(BaseException):
@@ -72,7 +72,7 @@ class Options:
 
 
 def seek_position(text: str) -> str:
-    """An argument of `seek`; `@` also takes an ISO 8601 time. Raises ValueError."""
+    """Check an argument of `seek`; `@` also accepts an ISO 8601 time. Raises ValueError."""
     if re.fullmatch(r"first|last|end|-?[0-9]+", text):
         return text
     if re.fullmatch(r"@[0-9]+(\.[0-9]{1,9})?", text):
@@ -111,7 +111,7 @@ def _command(**options: Any) -> Options:
 
 
 def open_source(options: Options) -> Source:
-    """Open the reader of the options. Raises ToolError."""
+    """Open the reader that the options select. Raises ToolError."""
     if options.consumer is not None:
         return _open_consumer(options, options.consumer)
     if options.order or not os.path.lexists(os.path.join(options.group, ".cursor")):
@@ -163,7 +163,7 @@ def _open_ordered(options: Options) -> OrderedMerge:
 
 
 def check_options(options: Options) -> None:
-    """Raises ToolError for options that exclude each other."""
+    """Raise ToolError for options that exclude each other."""
     for conflict, text in (
         (options.json and options.times, "-t: not with --json, whose objects have the time"),
         (options.json and options.format not in (None, "json"), f"--json: not with -f {options.format}"),
@@ -189,7 +189,8 @@ def format_of(options: Options) -> Format:
 
 
 def copy(source: Source, output: Output, options: Options, streams: frozenset[int]) -> int:
-    """Write messages until an end condition holds; the exit code. `streams`: inodes. Raises ToolError."""
+    """Write messages until an end condition holds; return the exit code. `streams`: inodes of the streams. Raises
+    ToolError."""
     failures = 0
     while not output.full:
         try:
@@ -219,7 +220,7 @@ def copy(source: Source, output: Output, options: Options, streams: frozenset[in
 
 
 def deliver_until_end(source: Source, output: Output, messages: list[Message]) -> None:
-    """Write messages; ack the claimed ones that were written, release the others."""
+    """Write messages. Of claimed messages, acknowledge those that were written and release the rest."""
     if not isinstance(source, Consumer):
         output.put(messages)
         return
@@ -248,7 +249,7 @@ def raise_signals() -> None:
 
 
 def check_any_left(group: str, streams: frozenset[int]) -> None:
-    """Raises ToolError where all streams were removed (a rename keeps the inode): no message could follow."""
+    """Raise ToolError if all streams were removed (a rename keeps the inode): no message could follow."""
     try:
         left = inodes(group) & streams
     except OSError:
@@ -262,7 +263,7 @@ def _exists(group: str) -> bool:
 
 
 def _end_reason(options: Options, streams: frozenset[int]) -> str:
-    """The error of an end of file without -e."""
+    """Return the error for an end of file without -e."""
     group = options.group
     try:
         check_group(group)
@@ -302,5 +303,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run mq-cat; the exit code."""
+    """Run mq-cat; return the exit code."""
     return run_tool(PROGRAM, run, arguments)

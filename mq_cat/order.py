@@ -25,14 +25,14 @@ from mq_tools.cursor import READ_BYTES, Message, read_all
 from mq_tools.errors import ToolError, alarm, close, reason
 
 BUFFER_BYTES = 64 << 20  # of messages whose position is not yet known
-BUFFER_NAMES = 1 << 20  # of unpaired names
-NAMES_PER_READ = 4096  # before messages are returned
+BUFFER_NAMES = 1 << 20  # unpaired names
+NAMES_PER_READ = 4096  # names read before messages are returned
 _NAME_BYTES = 4096  # more than any name
-_ANSWER_S = 5  # longer: a read with O_NONBLOCK is blocking, and such a tree cannot be read in order
+_ANSWER_S = 5  # a longer read means that O_NONBLOCK is ignored: such a tree cannot be read in order
 
 
 class MergeSource:
-    """One open stream."""
+    """One open stream of a merge."""
 
     def __init__(self, path: str) -> None:
         self.fd = _open(path)
@@ -40,7 +40,7 @@ class MergeSource:
         self.buffer: deque[bytes] = deque()
 
     def read(self) -> bytes | None:
-        """The next message; None where there is none. Skips EOF markers, which `order` omits. Raises EOFError."""
+        """Return the next message; None if there is none. Skips EOF markers, which `order` omits. Raises EOFError."""
         for _ in range(1000):
             data = read_all(self.fd)
             if data is None or data:
@@ -73,7 +73,7 @@ class OrderedMerge:
             self._open_source(name)
 
     def read(self) -> list[Message] | None:
-        """The next messages; None where there are none yet. Raises EOFError where the group was removed."""
+        """Return the next messages; None if there are none yet. Raises EOFError if the group was removed."""
         at_end = self._read_order()
         if at_end:
             for name in [n for n, source in self._sources.items() if not source.aligned]:
@@ -86,7 +86,7 @@ class OrderedMerge:
         return messages
 
     def _read_order(self, count: int = NAMES_PER_READ) -> bool:
-        """Read at most `count` names; whether the present end was reached."""
+        """Read at most `count` names; return whether the present end was reached."""
         for _ in range(count):
             try:
                 data = os.read(self.fd, _NAME_BYTES)
@@ -128,7 +128,7 @@ class OrderedMerge:
             self._drop_names(name, self._count[name])
 
     def _align(self, name: str) -> None:
-        """Steps 2 and 3 of the module's docstring, after step 1."""
+        """Do steps 2 and 3 of the module's docstring, after step 1."""
         source = self._sources[name]
         before = self._count[name]
         try:
@@ -169,7 +169,7 @@ class OrderedMerge:
         self._names = others
 
     def _paired(self) -> Iterator[Message]:
-        """Messages from the front, up to the first name of an unaligned stream."""
+        """Yield messages from the front, up to the first name of an unaligned stream."""
         size = 0
         while self._names and size < READ_BYTES:
             name = self._names[0]
@@ -218,7 +218,7 @@ class OrderedMerge:
             self._sources[name].aligned = False
 
     def _reopen(self, name: str) -> None:
-        """After the stream was removed: open its successor, if there is one."""
+        """Close a removed stream, and open its successor, if there is one."""
         self._sources.pop(name).close()
         self._open_source(name)
 

@@ -1,6 +1,6 @@
 """Output: formats of mq-cat, standard output, and waiting for the next message.
 
-The program ends, while it waits too, once no process reads its standard output. Never reads the tree.
+The program ends, while it waits too, once no process reads its standard output. This module never reads the tree.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mq_tools.errors import TIMED_OUT, ToolError, printable
 _CLOSED = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _STDOUT = 1
 _IMMEDIATE_S = 0.0005
-_PAUSE_S = 0.05  # where poll(2) reports "readable" though a read has nothing
+_PAUSE_S = 0.05  # where poll(2) reports "readable" though a read finds nothing
 
 Format = Callable[[Message], bytes]
 
 
 def raw(message: Message) -> bytes:
-    """The body, unchanged."""
+    """Return the body, unchanged."""
     return message.body
 
 
 def timed(message: Message) -> bytes:
-    """Local time, stream and body, separated by blanks."""
+    """Return local time, stream and body, separated by blanks."""
     second, ns = divmod(message.time_ns, 1_000_000_000)
     local = datetime.fromtimestamp(second, UTC).astimezone()
     stamp = f"{local:%Y-%m-%dT%H:%M:%S}.{ns // 1000:06d}{local.isoformat()[19:]}"
@@ -39,7 +39,7 @@ def timed(message: Message) -> bytes:
 
 
 def as_json(message: Message) -> bytes:
-    """One JSON object; a body that is not UTF-8 in base64."""
+    """Return one JSON object; a body that is not UTF-8 is in base64."""
     second, ns = divmod(message.time_ns, 1_000_000_000)
     try:
         body = f'"body":{json.dumps(message.body.decode(), ensure_ascii=False)}'
@@ -53,17 +53,17 @@ def as_json(message: Message) -> bytes:
 
 
 def as_record(message: Message) -> bytes:
-    """The record, as in the log."""
+    """Return the record as it is in the log."""
     return message.record
 
 
 def ended_by_nul(format: Format) -> Format:
-    """Each message followed by a NUL byte."""
+    """Return a format that adds a NUL byte to each message."""
     return lambda message: format(message) + b"\0"
 
 
 def ended_by_newline(format: Format) -> Format:
-    """Each message followed by a newline, unless it ends in one."""
+    """Return a format that adds a newline to each message that does not end with one."""
 
     def line(message: Message) -> bytes:
         data = format(message)
@@ -81,7 +81,7 @@ class Output:
         self._remaining = count
         self._idle_s = idle_s
         self._last_message = time.monotonic()
-        self._empty_polls = 0  # in a row that returned immediately
+        self._empty_polls = 0  # polls in a row that returned immediately
 
     @property
     def full(self) -> bool:
@@ -89,7 +89,8 @@ class Output:
         return self._remaining == 0
 
     def put(self, messages: Iterable[Message]) -> int:
-        """Write messages up to the limit, in one write if possible; the count. Raises ToolError, BrokenPipeError."""
+        """Write messages up to the limit, in one write if possible; return their number. Raises ToolError,
+        BrokenPipeError."""
         chosen = list(messages)[: self._remaining]
         if not chosen:
             return 0
@@ -115,13 +116,14 @@ class Output:
                 raise ToolError(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
     def wait(self, fd: int, timeout_s: float) -> bool:
-        """Wait until `fd` may be readable; whether it is. Ends the program at the end of its pipe and after --idle."""
+        """Wait until `fd` may be readable; return whether it is. Ends the program at the end of its pipe and after
+        --idle."""
         left = timeout_s
         if self._idle_s is not None:
             left = min(left, self._last_message + self._idle_s - time.monotonic())
             if left <= 0:
                 raise ToolError("", TIMED_OUT)
-        if self._empty_polls > 3:  # without poll(2) a file system always reports "readable"
+        if self._empty_polls > 3:  # a file system without poll(2) always reports "readable"
             pause = min(_PAUSE_S, left)
             self._poll({}, pause)
             left -= pause
@@ -131,7 +133,7 @@ class Output:
         return ready
 
     def _poll(self, fds: dict[int, int], seconds: float | None) -> bool:
-        """Whether one of `fds` is ready. Ends the program at the end of its pipe."""
+        """Wait until one of `fds` is ready; return whether one is. Ends the program at the end of its pipe."""
         poll = select.poll()
         poll.register(_STDOUT, fds.get(_STDOUT, 0))
         for fd, mask in fds.items():

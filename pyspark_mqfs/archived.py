@@ -3,9 +3,9 @@
     archive    g/a 1..200, g/b 3..180      the last sequence of each stream is looked up in it
     log        g/a 120..230, g/b 95..181   read from 201 and 181 on: 120..200 are in both, and count once
 
-So a log may keep days and its archive years. A stream that was removed since is only in the archive, a new one only in
+So a log may retain days of messages and its archive years. A removed stream is only in the archive, a new one only in
 the log. Messages that neither has any more are a loss: an error, as for any read (`failOnDataLoss`). A stream that was
-removed and created again is another one, whose sequences say nothing about those of the archive: an error, too.
+removed and created again is another stream, whose sequences do not continue those of the archive: an error, too.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def history(spark: SparkSession, archive: str, address: str, *, user: str = "", 
 
 
 def _column(archived: DataFrame, name: str, kind: str) -> Column:
-    """A column of the reader; those that are the same for all messages are not in an archive."""
+    """Return a column of the reader; an archive lacks columns with the same value for all messages."""
     if name in archived.columns:
         return F.col(name)
     return F.lit(0 if kind == "int" else None).cast(kind).alias(name)
 
 
 def _after(spark: SparkSession, archive: str, archived: DataFrame, catalog: ServerCatalog) -> dict[str, str]:
-    """The option that begins after the archive's last message of each stream. Raises CommandError for a stream that was
-    created again."""
+    """Return the option to begin after the archive's last message of each stream. Raises CommandError for a stream that
+    was created again."""
     ends = archived.groupBy("topic").agg(F.max("offset").alias("last")).collect()
     starts = {row["topic"]: row["last"] + 1 for row in ends}
     known, now = stream_numbers(spark, archive), catalog.numbers()

@@ -34,7 +34,7 @@ WRITABLE = {
 }
 RESERVED_POLICIES = ("drop", "keep", "refuse")
 RESERVED_PREFIX = "was."  # of a reserved header under "keep"
-BATCH_BYTES = 256 << 20  # of one encoding: borders in an array are 32 bits
+BATCH_BYTES = 256 << 20  # of one encoding: offsets in an array have 32 bits
 _HEAD = np.dtype([("frame", "<u4"), ("name", "<u2"), ("headers", "<u2")])
 _SENDER_BYTES = 24  # of the header that the server adds to other headers
 _KEY = b"key"
@@ -44,13 +44,13 @@ class Frames(NamedTuple):
     """Messages of one group, in order."""
 
     group: str
-    streams: tuple[str, ...]  # the names that occur
+    streams: tuple[str, ...]  # the names that are used
     data: Any  # the frames, concatenated
     borders: Numbers  # where each frame begins, and the end of the last
-    log_bytes: Numbers  # bytes of each in a log
+    log_bytes: Numbers  # bytes of each message in a log
 
     def path(self, row: int) -> str:
-        """The path of the stream of a message."""
+        """Return the path of the stream of a message."""
         begin = int(self.borders[row])
         [head] = np.frombuffer(self.data, _HEAD, 1, begin)
         name = memoryview(self.data)[begin + _HEAD.itemsize :][: int(head["name"])]
@@ -58,7 +58,7 @@ class Frames(NamedTuple):
 
 
 def check_schema(schema: StructType, *, has_topic: bool) -> None:
-    """Raises OptionError where rows of the schema cannot be written. `has_topic`: option topic is set."""
+    """Raise OptionError if rows of the schema cannot be written. `has_topic`: option topic is set."""
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if field.name in READ_ONLY:
@@ -80,12 +80,12 @@ class Encoder:
     """Encodes rows as frames."""
 
     def __init__(self, stream: str = "", reserved: str = "drop") -> None:
-        """`stream`: the path of all messages, instead of the column; `reserved`: a policy of RESERVED_POLICIES for
+        """`stream`: the path for all messages, instead of the column; `reserved`: a policy of RESERVED_POLICIES for
         headers that only the server sets."""
         self._stream, self._reserved = stream, reserved
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[Frames]:
-        """The rows as frames, in order within each group. Raises OptionError."""
+        """Yield the rows as frames, in order within each group. Raises OptionError."""
         if not batch.num_rows:
             return
         if batch.nbytes > BATCH_BYTES and batch.num_rows > 1:
@@ -113,7 +113,7 @@ class Encoder:
             yield _encode_frames(group, streams, values.filter(mask), selected, names.take(places.filter(mask)))
 
     def _paths(self, columns: Mapping[str, pa.Array], count: int) -> tuple[list[str], pa.Array]:
-        """The streams that occur, and the index of each row's stream."""
+        """Return the streams that occur, and the index of each row's stream."""
         if self._stream:
             return [self._stream], pa.array(np.zeros(count, np.int32))
         column = columns["topic"]
@@ -123,7 +123,7 @@ class Encoder:
         return [check_path(path) for path in coded.dictionary.to_pylist()], coded.indices
 
     def _heads(self, columns: Mapping[str, pa.Array], count: int) -> pa.Array | None:
-        """The headers of each row, encoded; None where no row has any."""
+        """Return the encoded headers of each row; None if no row has any."""
         encoded = []
         if "headers" in columns and columns["headers"].null_count < count:
             encoded.append(self._encode_headers(columns["headers"]))
@@ -165,7 +165,8 @@ class Encoder:
 
 @cache
 def _reserved() -> Any:
-    """Not made by an import: the first value that Arrow makes imports pandas, which takes half a second."""
+    """Return the reserved names. They are not made at import: the first value that Arrow makes imports pandas, which
+    takes half a second."""
     return pa.array([name.encode() for name in sorted(headers.RESERVED)], pa.binary())
 
 
@@ -178,7 +179,7 @@ def check_path(path: str) -> str:
 
 
 def _check_values(values: pa.Array, paths: list[str], places: pa.Array) -> None:
-    sizes = np.asarray(pc.fill_null(pc.binary_length(values), -1))  # -1: null; an empty message is one, too
+    sizes = np.asarray(pc.fill_null(pc.binary_length(values), -1))  # -1: null; an empty message is valid
     least, most = sizes.min(), sizes.max()
     if least >= 0 and most <= limits.MESSAGE_BYTES:
         return
@@ -203,18 +204,18 @@ def _check_heads(heads: pa.Array | None, paths: list[str], places: pa.Array) -> 
 
 
 def _borders(array: pa.Array) -> Numbers:
-    """The offsets of the elements of a binary array in its buffer, with the end."""
+    """Return the offsets of the elements of a binary array in its buffer, with the end."""
     return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
 
 
 def _fixed(numbers: Numbers, size: int) -> pa.Array:
-    """Numbers of `size` bytes each as a binary array."""
+    """Return numbers of `size` bytes each as a binary array."""
     borders = np.arange(0, size * len(numbers) + 1, size, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(borders), pa.py_buffer(numbers)])
 
 
 def _pairs(keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Each `u8 key bytes, key, u16 value bytes, value`."""
+    """Return each header encoded: `u8 key bytes, key, u16 value bytes, value`."""
     lengths, sizes = np.asarray(pc.binary_length(keys)), np.asarray(pc.binary_length(values))
     if len(lengths) and (lengths.max() > 255 or lengths.min() < 1 or sizes.max() > 65_535):
         raise OptionError(
@@ -225,7 +226,7 @@ def _pairs(keys: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _as_header(column: pa.Array) -> pa.Array:
-    """Column key as the header `key`, nothing where it is null."""
+    """Return column key as the header `key`, and nothing where it is null."""
     present = column.is_valid()
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     names = pa.array([_KEY], pa.binary()).take(pa.array(np.zeros(len(column), np.int32)))

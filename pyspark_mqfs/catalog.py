@@ -28,10 +28,10 @@ FORMS = "one of subscribe, subscribePattern and assign"
 class Stream:
     """One stream of a catalog."""
 
-    floor: int  # no message is retained below
-    cut: int  # evicted, or removed by `clear`, below
-    first: int  # the oldest retained sequence; 0: none
-    newest: int  # 0: none
+    floor: int  # below it no message is retained
+    cut: int  # messages below it were evicted, or removed by `clear`
+    first: int  # the oldest retained sequence; 0: there is none
+    newest: int  # 0: there is none
     number: int = 0  # in the log
 
     @property
@@ -48,10 +48,10 @@ class Group:
     next: int
     log_bytes: int
     streams: Mapping[str, Stream]
-    is_whole: bool  # all its streams are selected
-    number: int = 0  # of its bucket
-    plain: bool = False  # log and floors are enough to decide what to read
-    wildcards: str = ""  # of patterns of streams
+    is_whole: bool  # whether all its streams are selected
+    number: int = 0  # number of its bucket
+    plain: bool = False  # whether log and floors are enough to decide what to read
+    wildcards: str = ""  # wildcard characters in patterns of streams
 
     @property
     def end(self) -> int:
@@ -67,13 +67,13 @@ class ServerCatalog:
     groups: Mapping[str, Group]
 
     def streams(self) -> Iterator[tuple[str, Group, Stream]]:
-        """Every stream by its path."""
+        """Yield each stream with its path and group."""
         for group in self.groups.values():
             for name, stream in group.streams.items():
                 yield path_of(group.path, name), group, stream
 
     def numbers(self) -> dict[str, str]:
-        """An identity of every stream, which a later stream of the same name does not have."""
+        """Return an identity of each stream, which a later stream of the same name does not have."""
         return {path: f"{group.number}.{stream.number}" for path, group, stream in self.streams()}
 
 
@@ -82,7 +82,7 @@ def path_of(group: str, name: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """(group, name) of a stream's path."""
+    """Split a stream's path into (group, name)."""
     group, _, name = path.rpartition("/")
     return group, name
 
@@ -118,7 +118,7 @@ class Selection:
         return cls(option, paths)
 
     def catalog(self, client: Client) -> ServerCatalog:
-        """The present catalog, without missing groups and streams."""
+        """Read the present catalog; missing groups and streams are left out."""
         if self.paths:
             wanted: dict[str, set[str]] = {}
             for group, name in map(split, self.paths):
@@ -137,7 +137,7 @@ def _assigned_paths(options: Options) -> list[str]:
 
 
 def stream_positions(client: Client, group: str) -> dict[str, object]:
-    """The positions of the streams of a group, by name, in constant time a stream. Raises MqfsError."""
+    """Return the positions of the streams of a group, by name, in constant time a stream. Raises MqfsError."""
     return client.do(_stream_positions(client, group))
 
 
@@ -198,12 +198,13 @@ class Split(NamedTuple):
 
 
 def select(file: File, names: Iterable[str]) -> None:
-    """Narrow a cursor to these streams. More than one command takes are selected one after the other, which refuses
-    those that may not be read; then the cursor shows the whole group, and the decoder skips the others."""
+    """Narrow a cursor to these streams. If one command cannot name all, they are selected one command after the other,
+    which refuses streams that may not be read. Then the cursor shows the whole group, and the decoder skips other
+    streams."""
     lines: list[str] = []
     words, size = ["select"], 0
     for name in names:
-        if "\n" in name:  # no command can name it
+        if "\n" in name:  # no command can have that name
             words = ["select"]
             lines = ["select"]
             break
@@ -222,8 +223,8 @@ def select(file: File, names: Iterable[str]) -> None:
 def measure(
     client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str, *, first: bool = False
 ) -> list[Split]:
-    """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`. `first`: some of them, at
-    least the first, which costs the same however many there are."""
+    """Return the splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`. `first`: only some
+    of them, at least the first; that costs the same however many there are."""
     splits: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
@@ -235,7 +236,7 @@ def measure(
                 reply += file.receive(MESSAGE_BYTES)
             part = [Split(*map(int, line.split())) for line in reply.decode().splitlines() if line]
             if len(part) > 1 and part[-1].end < end < ANY:
-                part.pop()  # cut short by the end of the answer: measured again
+                part.pop()  # the end of the answer cut it short: measure it again
             splits += part
             if first or not part or part[-1].end >= end or end == ANY:
                 return splits

@@ -1,7 +1,7 @@
 """Connections to a server over 9P: address, user and retries.
 
-A call through `with_retry` may be made twice, so it has to be idempotent. A call has no deadline, as a commit may wait
-for room (`full block`); but a connection ends whose server answers nothing, not even this, while no byte moves:
+A call through `with_retry` may be made twice, so it must be idempotent. A call has no deadline, as a commit may wait
+for room (`full block`). But a connection is closed if the server answers nothing, not even a stat, and no byte moves:
 
     call     commit ----------------------------------- Disconnected
     _Watch          ..... stat of the root --- no answer
@@ -28,13 +28,13 @@ from pyspark_mqfs.options import OptionError, Options, invalid
 T = TypeVar("T")
 
 RETRY_S = 60.0  # longer than a restart of the server takes
-ANSWER_S = 3.0  # of a stat: not less, as a machine may be under load; and longer than the reply to a wrong token takes
+ANSWER_S = 3.0  # for a stat: enough for a loaded machine, and longer than the reply to a wrong token takes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 @attrs.frozen
 class Server:
-    """The address and user of a connection. Small, as it is pickled with every task; does not print the token."""
+    """The address and user of a connection. It is small, as it is pickled with each task; its repr has no token."""
 
     address: str
     user: str = ""
@@ -44,13 +44,13 @@ class Server:
 
     @classmethod
     def of(cls, options: Options) -> Server:
-        """The server of the common options. Raises OptionError."""
+        """Return the server of the common options. Raises OptionError."""
         address = options.required("address", ADDRESS_FORMS)
         try:
             parse_addresses(address)
         except BadAddress:
             raise invalid("address", address, ADDRESS_FORMS) from None
-        if options.text("path") and len(parse_addresses(address)) > 1:  # a disk of one may have what no other has
+        if options.text("path") and len(parse_addresses(address)) > 1:  # their disks differ
             raise OptionError("option path: not with several addresses (expected that of the server on this disk)")
         msize = options.size("msize", limits.MSIZE_MOST) or limits.MSIZE_MOST
         if not limits.MSIZE_LEAST <= msize <= limits.MSIZE_MOST:
@@ -63,7 +63,7 @@ class Server:
 
 
 class Link:
-    """A connection made on demand, and again after a failure. Not thread-safe."""
+    """A connection made on demand, and made again after a failure. It is not thread-safe."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -77,7 +77,7 @@ class Link:
         self.close()
 
     def client(self) -> Client:
-        """The present connection, or a new one, without retries. Raises Disconnected, OptionError."""
+        """Return the present connection, or a new one, without retries. Raises Disconnected, OptionError."""
         if self._client is None:
             server = self.server
             try:
@@ -102,7 +102,7 @@ class Link:
             client.close()
 
     def with_retry(self, act: Callable[[Client], T]) -> T:
-        """The result of `act`, repeated on new connections until the deadline. Raises OptionError after it."""
+        """Return the result of `act`, repeated on new connections until the deadline. Raises OptionError after it."""
         deadline, pause = time.monotonic() + self.server.retry_s, FIRST_PAUSE_S
         while True:
             try:
@@ -115,7 +115,7 @@ class Link:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def timeout_error(self, error: Exception) -> OptionError:
-        """The error at the deadline."""
+        """Return the error to raise at the deadline."""
         server = self.server
         return OptionError(
             f"option address: no answer from {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
@@ -123,7 +123,7 @@ class Link:
         )
 
     def _remote_hint(self) -> str:
-        """For a task, which may run on another machine than the server."""
+        """Return advice for a task, which may run on another machine than the server; "" where it does not apply."""
         addresses = parse_addresses(self.server.address)
         is_local = any(isinstance(where, UnixAddress) or is_loopback(where.host) for where in addresses)
         if TaskContext.get() is None or not is_local:
@@ -132,7 +132,7 @@ class Link:
 
 
 def read_text(client: Client, path: str) -> str:
-    """A whole file of the tree."""
+    """Read a whole file of the tree."""
     with client.open(path) as file:
         return b"".join(iter(file.receive, b"")).decode()
 
@@ -144,10 +144,10 @@ def write_text(client: Client, path: str, text: str) -> None:
 
 
 class _Watch:
-    """A thread that ends a connection whose server answers nothing."""
+    """A thread that closes a connection whose server answers nothing."""
 
     def __init__(self, client: Client, pause_s: float) -> None:
-        """`pause_s`: from one stat to the next, and the longest without a byte until the answer to one."""
+        """`pause_s`: seconds between two stats, and the longest time without a byte until one is answered."""
         self._client, self._pause_s = client, pause_s
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="mqfs-watch", daemon=True).start()
@@ -157,11 +157,11 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause_s):
-            # In a thread of its own: sending may wait, too, behind a write that the server does not receive.
+            # Ask in another thread: sending may block, too, behind a write that the server does not receive.
             asked = threading.Thread(target=self._ask, name="mqfs-ask", daemon=True)
             asked.start()
             while asked.is_alive() and not self._client.lost:
-                before = progress(self._client)  # of a slow link: the stat waits behind long requests and replies
+                before = progress(self._client)  # on a slow link the stat waits behind long requests and replies
                 asked.join(self._pause_s)
                 if asked.is_alive() and progress(self._client) == before:
                     self._client.close(f"no answer in {self._pause_s:g} s")
@@ -169,5 +169,5 @@ class _Watch:
                 return
 
     def _ask(self) -> None:
-        with suppress(MqfsError, OSError):  # of a connection that has ended
+        with suppress(MqfsError, OSError):  # the connection has ended
             self._client.stat("")

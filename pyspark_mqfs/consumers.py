@@ -1,4 +1,4 @@
-"""The consumers of a query, one a group, so that `.stats` shows its lag and retention waits for it.
+"""The consumers of a query, one in each group: `.stats` shows the query's lag, and retention waits for it.
 
 They are private and one is held open, so that two queries cannot share them. They claim no message.
 """
@@ -20,32 +20,32 @@ from pyspark_mqfs.connection import read_text, write_text
 from pyspark_mqfs.options import OptionError
 
 log = logging.getLogger(__name__)
-OTHER_LINES_BYTES = 4_096  # of the write that has the lines of a view
-PAUSE_S = 0.1  # from try to try to open a consumer
+OTHER_LINES_BYTES = 4_096  # reserved in the write with the lines of a view
+PAUSE_S = 0.1  # between two attempts to open a consumer
 
 
 class Consumers:
-    """One consumer a group, all of the same name."""
+    """The consumers of a query: one in each group, all of the same name."""
 
     def __init__(self, *, required: bool, timeout_s: float) -> None:
-        """`required`: option consumer names it, so that a refusal is an error. `timeout_s`: the wait for another query,
-        as the connection of a killed driver ends a little later."""
+        """`required`: option consumer names it, so that a refusal is an error. `timeout_s`: seconds to wait for another
+        query, since the connection of a killed driver ends a little later."""
         self.required, self.timeout_s = required, timeout_s
         self._open_file: tuple[Client, File, str] | None = None  # its connection, file and path
         self._sources: dict[str, frozenset[str]] = {}  # by group: the streams of its consumer
         self._positions: dict[str, int] = {}  # by group: the position of its consumer
-        self._whole: set[str] = set()  # groups whose consumer is of the whole group
+        self._whole: set[str] = set()  # groups whose consumer covers the whole group
         self._refused: set[str] = set()  # groups that refuse a consumer
 
     def move(self, client: Client, name: str, catalog: ServerCatalog, positions: Mapping[str, int]) -> None:
-        """Move the consumers to these positions, creating them where missing. Raises OptionError, Disconnected."""
+        """Move the consumers to these positions, and create missing ones. Raises OptionError, Disconnected."""
         for path, group in catalog.groups.items():
             starts = [positions[key] for stream in group.streams if (key := path_of(path, stream)) in positions]
             if not starts or path in self._refused:
                 continue
             position = min(starts)
             if path in self._whole and position >= group.end:
-                position = group.next  # what other streams have by now is not retained for this query
+                position = group.next  # messages of other streams are not retained for this query
             if not self._is_current(client, group, position):
                 self._move_group(client, name, group, position)
                 self._positions[path] = position
@@ -64,11 +64,12 @@ class Consumers:
                     write_text(client, path_of(group.path, "ctl"), f"unbind {quote_word(name)}\n")
 
     def are_held(self, client: Client) -> bool:
-        """Whether this connection has one open, so that no other query can use them."""
+        """Whether this connection has a consumer open, so that no other query can use them."""
         return self._open_file is not None and self._open_file[0] is client
 
     def _is_current(self, client: Client, group: Group, position: int) -> bool:
-        """Whether the consumer of the group has the position and streams already, by this connection."""
+        """Whether the consumer of the group has that position and the group's streams, and this connection holds the
+        consumers."""
         same = self._sources.get(group.path) == frozenset(group.streams)
         return self.are_held(client) and same and self._positions.get(group.path) == position
 
@@ -78,7 +79,7 @@ class Consumers:
             self._create_or_extend(client, name, group, position)
             self._open(client, name, group)
             self._seek(client, name, group, position)
-            if not known:  # just created, or by a killed driver
+            if not known:  # just created, or created by a killed driver
                 with suppress(NotFound):
                     client.remove(path_of(group.path, f".consumers/{_placeholder(name)}"))
         except Disconnected:
@@ -111,8 +112,9 @@ class Consumers:
             time.sleep(PAUSE_S)
 
     def _create_or_extend(self, client: Client, name: str, group: Group, position: int) -> None:
-        """Create the consumer: of the whole group, of one stream, or of a view of several. An existing one gets new
-        streams: by its view, or by being replaced with one of a view, or of the whole group where a view cannot be."""
+        """Create the consumer: of the whole group, of one stream, or of a view of several. An existing consumer gets
+        new streams through its view. If that is not possible it is replaced with a consumer of a view, or of the whole
+        group."""
         streams = frozenset(group.streams)
         exists = self._exists(client, path_of(group.path, f".consumers/{name}"))
         if exists and self._sources.get(group.path) == streams:
@@ -134,8 +136,8 @@ class Consumers:
             self._whole.add(group.path)
 
     def _extend(self, client: Client, name: str, group: Group, position: int, view: str) -> None:
-        """Give an existing consumer the streams. Its view keeps those that were removed, so it may have no room left:
-        it is replaced, too."""
+        """Give an existing consumer the streams. Its view keeps removed streams, so it may be full: then the consumer
+        is replaced, too."""
         has_view = self._exists(client, path_of(group.path, name))
         if has_view and view:
             try:
@@ -151,13 +153,14 @@ class Consumers:
         self._replace(client, name, group, position, remove + view + _consumer(name, name if view else ""))
 
     def _source(self, client: Client, name: str, group: Group) -> str:
-        """The stream or view of the consumer; "" for the whole group."""
+        """Return the stream or view of the consumer; "" for the whole group."""
         stats = json.loads(read_text(client, path_of(group.path, ".stats")))
         source: str = stats["consumers"][name]["over"]
         return source
 
     def _replace(self, client: Client, name: str, group: Group, position: int, lines: str) -> None:
-        """Replace it by these lines of `ctl`. A placeholder retains the messages until its position is restored."""
+        """Replace the consumer by these lines of `ctl`. A placeholder retains the messages until its position is
+        restored."""
         other = _placeholder(name)
         self._open(client, name, group)  # raises Busy if another query has it
         self._close()
@@ -168,7 +171,7 @@ class Consumers:
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
         path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n"
         if self._open_file is not None and self._open_file[0] is client and self._open_file[2] == path:
-            self._open_file[1].write(command.encode())  # private: a second open is refused
+            self._open_file[1].write(command.encode())  # private: a second open would be refused
         else:
             write_text(client, path, command)
 
@@ -194,13 +197,13 @@ class Consumers:
 
 
 def _consumer(name: str, source: str) -> str:
-    """The line that creates a consumer of a stream or view, or of the whole group."""
+    """Return the line that creates a consumer of a stream or view, or of the whole group."""
     return f"consumer {quote_word(name)} {f'{quote_word(source)} ' if source else ''}private\n"
 
 
 def _view(name: str, group: Group) -> str:
-    """The lines that bind a view of the streams; "" where it would be of others, or refused: a stream's name may be
-    read as a pattern, or the lines are too many for a view or for one write."""
+    """Return the lines that bind a view of the streams; "" if that is not possible: a stream's name could be read as a
+    pattern, or the lines are too many for a view or for one write."""
     names = sorted(group.streams)
     if len(names) > VIEW_PATTERNS or any(char in stream for char in group.wildcards for stream in names):
         return ""
@@ -209,5 +212,5 @@ def _view(name: str, group: Group) -> str:
 
 
 def _placeholder(name: str) -> str:
-    """The name of the placeholder while a consumer is replaced."""
+    """Return the name of the placeholder for a consumer that is being replaced."""
     return f"{name}-meanwhile"

@@ -39,7 +39,7 @@ class PushedFilters:
         self._below_ns: int | None = None
 
     def add(self, pushed: Filter) -> bool:
-        """Add a filter. True if it is fully handled, so that Spark need not apply it."""
+        """Add a filter. Returns whether it is fully handled, so that Spark need not apply it."""
         column = ".".join(getattr(pushed, "attribute", ()))  # absent in Not
         if isinstance(pushed, IsNotNull):
             return column in _NEVER_NULL
@@ -82,7 +82,7 @@ class PushedFilters:
         self._low, self._high = max(self._low, low), min(self._high, high)
 
     def _by_time(self, pushed: Filter) -> None:
-        """Narrow only: the column has microseconds, the log nanoseconds."""
+        """Narrow the times, without handling the filter fully: the column has microseconds, the log nanoseconds."""
         value: Any = getattr(pushed, "value", None)
         if not isinstance(value, datetime.datetime):
             return

@@ -48,7 +48,8 @@ class Options:
     """Option values by name, in any case."""
 
     def __init__(self, values: Mapping[str, str], known: Iterable[str], owner: str) -> None:
-        """`owner`: their user, for errors ("the reader"). Raises OptionError for an unknown option."""
+        """`owner`: the part that the options are for, as errors name it ("the reader"). Raises OptionError for an
+        unknown option."""
         names = {name.lower(): name for name in known}
         spark_options = {name.lower() for name in SPARK_OPTIONS}
         self._values: dict[str, str] = {}
@@ -65,7 +66,7 @@ class Options:
         return self._values.get(name, default)
 
     def required(self, name: str, expected: str) -> str:
-        """A required value. Raises OptionError; `expected`: its forms, for the error."""
+        """Return a required value. Raises OptionError; `expected`: its valid forms, for the error."""
         value = self._values.get(name, "")
         if not value:
             raise OptionError(f"option {name}: missing (expected {expected})")
@@ -80,7 +81,7 @@ class Options:
         return int(value)
 
     def size(self, name: str, default: int | None = None) -> int | None:
-        """Bytes, with an optional K, M or G. Raises OptionError."""
+        """Return bytes, given with an optional K, M or G. Raises OptionError."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -90,7 +91,7 @@ class Options:
         return int(match[1]) * _SIZES[match[2]]
 
     def seconds(self, name: str, default: float) -> float:
-        """Seconds of a duration: a number with ms, s, m, h or d, or a number of seconds. Raises OptionError."""
+        """Return seconds, given as a number with ms, s, m, h or d, or as a number of seconds. Raises OptionError."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -108,7 +109,7 @@ class Options:
         return value.strip().lower() == "true"
 
     def object(self, name: str, expected: str) -> dict[str, Any]:
-        """A JSON object. Raises OptionError; `expected`: an example, for the error."""
+        """Return a JSON object. Raises OptionError; `expected`: an example, for the error."""
         value = self._values[name]
         try:
             read = json.loads(value)
@@ -119,7 +120,7 @@ class Options:
         return read
 
     def one_of(self, *names: str) -> str | None:
-        """The one of these options that is set; None without one. Raises OptionError for several."""
+        """Return the one of these options that is set; None if none is. Raises OptionError for several."""
         present = [name for name in names if name in self._values]
         if len(present) > 1:
             raise OptionError(f"options {' and '.join(present)}: more than one given (expected one)")
@@ -127,7 +128,7 @@ class Options:
 
 
 def invalid(name: str, value: str, expected: str) -> OptionError:
-    """The error of an invalid value."""
+    """Return the error for an invalid value."""
     return OptionError(f"option {name}: invalid value {_shown(value)} (expected {expected})")
 
 

@@ -1,7 +1,7 @@
 """The messages of a batch and their distribution over tasks: positions, ranges, slices.
 
 A position is the next sequence to read. The streams of a group move together: a group is one log,
-and a task reads ranges of it. Asks the server only for `measure` of a cursor.
+and a task reads ranges of it. The only request to the server is `measure` of a cursor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of
 from pyspark_mqfs.options import OptionError, Options
 
-MOST_BYTES = 192 << 20  # of one task by default; an eighth of it had a third of the speed
+MOST_BYTES = 192 << 20  # of one task by default; with an eighth of it the speed was a third
 LEAST_BYTES = 32 << 20  # a task costs tens of milliseconds
 TASKS = 100_000  # of one batch
 
@@ -29,10 +29,10 @@ class Range:
     low: int
     high: int
     streams: Mapping[str, tuple[int, int]]
-    is_whole: bool  # these are all streams of the group
+    is_whole: bool  # whether these are all streams of the group
     bucket: int  # number of the group
     numbers: Mapping[str, tuple[int, int]]  # by stream: (number, floor)
-    plain: bool  # segments can be read
+    plain: bool  # whether segments can be read
     messages: int = 0
     size: int = 0  # bytes in the log, approximately
 
@@ -40,7 +40,7 @@ class Range:
         return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
 
     def bounds(self) -> Mapping[str, tuple[int, int]] | None:
-        """The wanted range by stream; None: everything."""
+        """Return the wanted range by stream; None: everything in [low, high)."""
         if self.is_whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
             return None
         return self.streams
@@ -59,7 +59,8 @@ class Slice(InputPartition):
 
 
 def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """The ranges between two positions, by group. A stream missing in `start` is read from its oldest message."""
+    """Return the ranges between two positions, by group. A stream missing in `start` is read from its oldest
+    message."""
     result = []
     for path, group in catalog.groups.items():
         starts = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
@@ -82,10 +83,10 @@ def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, i
 class PartitionLimits:
     """The limits of one task."""
 
-    partitions: int  # at least, given enough messages
+    partitions: int  # the least number of tasks, given enough messages
     messages: int  # at most
-    size: int  # of bytes in the log, approximately at most; 0: by the total
-    cores: int = attrs.field(factory=lambda: os.cpu_count() or 1)  # that a size by the total is for
+    size: int  # bytes in the log, approximately at most; 0: computed from the total
+    cores: int = attrs.field(factory=lambda: os.cpu_count() or 1)  # for a size computed from the total
 
     @classmethod
     def of(cls, options: Options) -> PartitionLimits:
@@ -96,7 +97,7 @@ class PartitionLimits:
         return cls(partitions, messages, options.size("maxBytesPerPartition", 0) or 0)
 
     def slices(self, client: Client, wanted: Iterable[Range], store: str) -> list[Slice]:
-        """The ranges, split and packed into slices; deterministic for an unchanged log."""
+        """Split the ranges, and pack them into slices; the result is the same for an unchanged log."""
         wanted = list(wanted)
         sizes = {item.group: _measure(client, item) for item in wanted}
         total = sum(size for _, size in sizes.values())
@@ -111,7 +112,7 @@ class PartitionLimits:
 
 
 def _default_task_bytes(total: int, cores: int) -> int:
-    """Bytes of one task: equal work for all processors of a machine."""
+    """Return the bytes of one task that give all processors of a machine equal work."""
     tasks = -(-total // MOST_BYTES)
     tasks = -(-tasks // cores) * cores
     return max(LEAST_BYTES, -(-total // max(tasks, 1)))
@@ -143,8 +144,8 @@ def _split(client: Client, item: Range, total: tuple[int, int], messages: int, s
 
 
 def _merge_small(splits: list[Split], size: int, parts: int) -> list[Split]:
-    """Merge small splits. A server may split at the end of its answer, and splits are not quite full, which leaves a
-    small rest: as a task of its own it would keep the other processors waiting."""
+    """Merge small splits. A server may split at the end of its answer, and splits are not quite full, so that a small
+    rest remains: as a task of its own it would keep the other processors waiting."""
     joined: list[Split] = []
     for item in splits:
         rest = len(joined) == parts and item.size <= size // 4
@@ -159,7 +160,7 @@ def _pack(pieces: list[Range], messages: int, size: int, partitions: int, store:
     """Pack small pieces into slices, in order."""
     slices: list[list[Range]] = []
     count = weight = 0
-    spare = max(len(pieces) - partitions, 0)  # pieces that may be joined to another
+    spare = max(len(pieces) - partitions, 0)  # pieces that may be joined to others
     for piece in pieces:
         fits = slices and count + piece.messages <= messages and weight + piece.size <= size
         if fits and (spare or not partitions):
@@ -172,7 +173,7 @@ def _pack(pieces: list[Range], messages: int, size: int, partitions: int, store:
 
 
 def count_messages(client: Client, wanted: Iterable[Range]) -> int:
-    """The number of messages in the ranges."""
+    """Return the number of messages in the ranges."""
     return sum(_measure(client, item)[0] for item in wanted)
 
 
@@ -185,8 +186,8 @@ def limit_end(
     size: int | None,
     turn: int,
 ) -> dict[str, int]:
-    """`end`, reduced to the limits, of which each group gets its share; never below `start`. `turn`: another one for
-    each batch, so that all groups are served, however few messages it may have."""
+    """Return `end`, reduced to the limits and never below `start`; each group gets a share of the limits. `turn`:
+    another number for each batch, so that all groups are served, however few messages a batch may have."""
     if messages is None and size is None:
         return end
     wanted = ranges(catalog, start, end)
@@ -214,14 +215,14 @@ def _limit_group(group: Group, start: Mapping[str, int], end: dict[str, int], hi
 
 
 def _first_cut(client: Client, item: Range, step: str) -> int:
-    """The end of the first split of that size."""
+    """Return the end of the first split of that size."""
     splits = measure(client, item.group, item.streams, str(item.low), item.high, step, first=True)
     return splits[0].end if splits else item.high
 
 
 def _shares(wanted: list[int], most: int | None, turn: int) -> list[int | None]:
-    """Shares of `most`: 1 for each that wants any, so that a small one need not wait until the others want nothing;
-    the rest in proportion. The remainder, and a bound too small for all, go to others with each `turn`."""
+    """Divide `most` into shares. Each entry that wants any gets 1, so that a small one need not wait for large ones;
+    the rest is in proportion. The remainder, and a bound too small for all, go to others with each `turn`."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)

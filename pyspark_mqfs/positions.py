@@ -1,4 +1,4 @@
-"""The first and last position of a query, by the options of offsets and times.
+"""The first and last position of a query, given by the options of offsets and times.
 
 A position is the next sequence to read, so an end is exclusive.
 """
@@ -24,10 +24,10 @@ class Bound:
     """The start or the end of a read: by stream a sequence, EARLIEST or LATEST; or milliseconds since 1970."""
 
     option: str
-    default: int  # of the other streams
+    default: int  # for streams that are not in `by_stream`
     by_stream: Mapping[str, int]
     timed: bool
-    strict: bool = False  # no message at or after the time is an error
+    strict: bool = False  # whether it is an error if no message is at or after the time
     starts: bool = False
 
     @classmethod
@@ -67,25 +67,25 @@ class Bound:
         return cls(option, default, by_stream, timed, strict)
 
     def may_move(self, paths: Iterable[str]) -> bool:
-        """Whether the same options may resolve to another position later, for one of these streams."""
+        """Whether the same options may give another position later, for one of these streams."""
         if self.timed and not self.strict:
             return True
         return any(self.by_stream.get(path, self.default) == LATEST for path in paths)
 
     def positions(self, client: Client, catalog: ServerCatalog) -> dict[str, int]:
-        """The position of each stream of the catalog. Raises OptionError."""
+        """Return the position of each stream of the catalog. Raises OptionError."""
         known = {path for path, _, _ in catalog.streams()}
         for path in self.by_stream:
             if path not in known:
                 raise OptionError(f"option {self.option}: unknown stream {path!r} (expected a stream of the query)")
-        positions, times = {}, dict[tuple[str, int], int]()  # one look-up a group and time
+        positions, times = {}, dict[tuple[str, int], int]()  # one look-up for each group and time
         for path, group, stream in catalog.streams():
             value = self.by_stream.get(path, self.default)
             if self.timed and (path in self.by_stream or not self.by_stream):
                 if (group.path, value) not in times:
                     times[group.path, value] = self._at_time(client, group, value)
                 positions[path] = times[group.path, value]
-                if self.starts:  # at the oldest message that is there: an older one is not asked for by its sequence
+                if self.starts:  # not before the oldest retained message: older ones were not requested by sequence
                     positions[path] = max(positions[path], position_of(EARLIEST, group, stream))
             else:
                 positions[path] = position_of(value, group, stream)
@@ -102,7 +102,7 @@ class Bound:
 
 
 def position_of(value: int, group: Group, stream: Stream) -> int:
-    """The position of a sequence, EARLIEST or LATEST."""
+    """Return the position of a sequence, EARLIEST or LATEST."""
     if value == EARLIEST:
         return stream.first or max(stream.floor, 0) or group.next
     if value == LATEST:
@@ -111,7 +111,7 @@ def position_of(value: int, group: Group, stream: Stream) -> int:
 
 
 def at_time(client: Client, group: Group, time_ns: int) -> int | None:
-    """The sequence of the first message of the group at or after a time; None without one."""
+    """Return the sequence of the first message of the group at or after a time; None if there is none."""
     time_ns = max(time_ns, 0)
     word = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
     splits = measure(client, group.path, (), word, ANY, "1")
@@ -129,7 +129,7 @@ def _object(name: str, text: str, expected: str) -> list[tuple[str, object]]:
 
 
 def _number(name: str, text: str, value: object, expected: str) -> int:
-    """A number, or {"0": number} as of Kafka for the only partition."""
+    """Return a number, given also as {"0": number}, Kafka's form for the only partition."""
     if isinstance(value, dict) and list(value) == ["0"]:
         value = value["0"]
     if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:

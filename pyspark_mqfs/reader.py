@@ -1,4 +1,4 @@
-"""The batch reader: its options and filters. task.py reads."""
+"""The batch reader: its options and filters. task.py reads the messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchReader(DataSourceReader):
         return {"task": self.task}
 
     def push(self, pushed: list[Filter]) -> Iterable[Filter]:
-        """Take the pushable filters; yield those that Spark has to apply."""
+        """Handle pushable filters; yield those that Spark has to apply."""
         for filter_ in pushed:
             if not self.pushed.add(filter_):
                 yield filter_

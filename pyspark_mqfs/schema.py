@@ -1,7 +1,7 @@
 """The columns: names and types of Kafka's source, and the check of a user's schema.
 
-Reads nothing. `topic` is a stream's path from the root, `offset` its sequence in the
-group's log, `partition` and `timestampType` are always 0.
+`topic` is a stream's path from the root, `offset` its sequence in the group's log. `partition` and `timestampType` are
+always 0.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ COLUMNS = (
 
 
 def all_columns(*, headers: bool) -> StructType:
-    """The schema of all columns."""
+    """Return the schema with all columns; with `headers`, the column of headers too."""
     return StructType([*COLUMNS, HEADERS] if headers else [*COLUMNS])
 
 
 def check_columns(schema: StructType, *, headers: bool) -> StructType:
-    """The user's schema, which may be a subset in any order. Raises OptionError for other differences."""
+    """Return the user's schema, which may have some of the columns in any order. Raises OptionError for other
+    differences."""
     ours = {field.name: field.dataType.simpleString() for field in all_columns(headers=True).fields}
     for field in schema.fields:
         kind = field.dataType.simpleString()

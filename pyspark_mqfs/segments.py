@@ -1,7 +1,7 @@
 """Sealed segments of a store on a local or shared disk, read beside its running server.
 
-It finds the bytes of a range in the files of a bucket (docs/reference/format.md). Writes nothing, takes no lock: a
-sealed segment is never changed, only replaced or removed. The rest of a range is read from the server.
+The module finds the bytes of a range in the files of a bucket (docs/reference/format.md). It writes nothing and takes
+no lock: a sealed segment is never changed, only replaced or removed. The rest of a range is read from the server.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
 log = logging.getLogger(__name__)
-PIECE_BYTES = 1 << 20  # of one read, and about one batch
+PIECE_BYTES = 1 << 20  # bytes of one read, and about one batch
 
 
 def check_store(path: str, store: str) -> bool:
-    """Whether the store is visible at the path. Raises OptionError where the path is another store."""
+    """Whether the store is visible at the path. Raises OptionError if the path has another store."""
     try:
         with open(os.path.join(path, "mqfs"), encoding="utf-8") as file:
             label = dict(line.split(None, 1) for line in file.read(4_096).splitlines() if " " in line)
@@ -48,7 +48,7 @@ class Segments:
         self.folder = os.path.join(path, "buckets", f"{group % 256:02x}", str(group))
 
     def batches(self, wanted: Range, decoder: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(the position after it, a batch), up to the end of the sealed segments or an error in one."""
+        """Yield (position after a batch, batch), up to the end of the sealed segments or an error in one."""
         decoder.set_streams(
             {
                 number: (
@@ -59,7 +59,7 @@ class Segments:
                 for name, (number, floor) in wanted.numbers.items()
             }
         )
-        buffer = bytearray()  # shared by all pieces: batches have copies
+        buffer = bytearray()  # shared by all pieces: batches copy from it
         while position < wanted.high:
             segment = self._open(position)
             if segment is None:
@@ -83,7 +83,7 @@ class Segments:
                 position = stop
 
     def _open(self, position: int) -> tuple[int, Any, SealedIndex] | None:
-        """The end, file and index of the sealed segment of a sequence; None without one."""
+        """Return the end, file and index of the sealed segment of a sequence; None if there is none."""
         try:
             firsts = sorted(int(name[:-4]) for name in os.listdir(self.folder) if name.endswith(".log"))
             at = max(bisect_right(firsts, position) - 1, 0)
@@ -97,7 +97,7 @@ class Segments:
 
 
 def _index(path: str) -> SealedIndex | None:
-    """Mapped once all of it was read: a look at a page that the disk cannot read would end the process."""
+    """Map an index after all of it was read: an access to a page that the disk cannot read would end the process."""
     with open(path, "rb") as file:
         read = partial(os.pread, file.fileno())
         head = read(rows_end(read(HEAD_SIZE, 0)), 0)
@@ -109,7 +109,7 @@ def _index(path: str) -> SealedIndex | None:
 
 
 def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """The byte ranges of the records of [low, high), split between records."""
+    """Yield the byte ranges of the records of [low, high), split between records."""
     begin, end = bisect_left(index.sequences, low), bisect_left(index.sequences, high)
     positions = index.positions
     while begin < end:

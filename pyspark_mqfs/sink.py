@@ -1,7 +1,7 @@
 """Staged batches of tasks, and their commit by the driver.
 
 A staged batch belongs to one attempt of one task, so attempts do not interfere. The driver groups them into atomic
-batches. One write to `.txn/ctl`, which the server remembers, decides what is published.
+batches. One write to `.txn/ctl`, which the server remembers, decides whether they are published.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.connection import Link, Server, write_text
 from pyspark_mqfs.options import OptionError
 
-IN_FLIGHT = 4  # pipelined writes of a task, a MiB each
+IN_FLIGHT = 4  # pipelined writes of a task, one MiB each
 _O_WRONLY = 1
 
 
 class SinkError(RuntimeError):
-    """Rows could not be staged or committed; the text has the consequence."""
+    """Rows could not be staged or committed; the text says what that means."""
 
 
 @attrs.frozen
@@ -44,14 +44,14 @@ class StagedBatch:
 
 
 class Staging:
-    """The staged batches of one task attempt; a full one is followed by the next."""
+    """The staged batches of one task attempt; after a full one the next begins."""
 
     def __init__(self, server: Server, prefix: str, create: bool) -> None:
-        """`create`: create missing streams."""
+        """`create`: whether to create missing streams."""
         self._link = server.link()
         self._prefix, self._create = f"{prefix}-{uuid.uuid4().hex[:12]}", create
         self._open: dict[str, _OpenBatch] = {}
-        self._existing: set[str] = set()  # existing streams
+        self._existing: set[str] = set()  # streams that exist
         self._full: list[StagedBatch] = []
         self._count = 0
 
@@ -106,7 +106,7 @@ class Staging:
             self._existing.add(path)
 
     def finish(self) -> tuple[StagedBatch, ...]:
-        """End staging; the staged batches, in order. Raises SinkError."""
+        """End staging; return the staged batches, in order. Raises SinkError."""
         try:
             for group in list(self._open):
                 self._close_batch(group)
@@ -142,7 +142,7 @@ class _OpenBatch:
         self._waiting: deque[Slot] = deque()
 
     def write(self, frames: Frames, first: int, last: int) -> None:
-        """Write frames, as many whole ones a write as fit. Raises OptionError."""
+        """Write frames, in writes of as many whole frames as fit. Raises OptionError."""
         data, borders, most = memoryview(frames.data), frames.borders, self._file.most
         self.messages += last - first
         at = first
@@ -178,14 +178,14 @@ class _OpenBatch:
 
 
 def _advice(error: MqfsError) -> str:
-    """What to do where all that is staged together reaches a bound of the server."""
+    """Return advice where all staged messages together reach a bound of the server; "" for other errors."""
     if not isinstance(error, OverLimit):
         return ""
     return " (a write is staged whole: write less at once, from fewer tasks or to fewer groups, or as a stream)"
 
 
 def _create_batch(client: Client, path: str) -> None:
-    """Create a staged batch. Its name is unique: an existing one is of a first try whose reply was lost."""
+    """Create a staged batch. Its name is unique: an existing one was made by a first request whose reply was lost."""
     try:
         client.mkdir(path, 0o700)
     except Exists:
@@ -217,7 +217,7 @@ class Transaction:
     number: int
     prefix: str  # of the names staged for this batch, by failed attempts too
     once: bool  # a repeat has the same id
-    split: bool  # a batch over the limits is committed as several
+    split: bool  # whether a batch over the limits is committed as several
 
 
 def commit(server: Server, transaction: Transaction, batches: Sequence[StagedBatch]) -> None:
@@ -279,7 +279,8 @@ def _commit(link: Link, group: str, producer: str, transaction: Transaction, chu
 
 
 def _clean_up(link: Link, group: str, transaction: Transaction, chunks: int) -> None:
-    """Remove what other attempts have staged; forget a producer without repeats."""
+    """Remove batches that other attempts have staged; make the server forget a producer whose commits are not
+    repeated."""
     with suppress(MqfsError, OptionError):
         link.with_retry(lambda client: _remove_batches(client, group, transaction.prefix))
     if not transaction.once:
@@ -297,7 +298,8 @@ def _remove_batches(client: Client, group: str, prefix: str) -> None:
 
 
 def drop(server: Server, batches: Iterable[StagedBatch]) -> None:
-    """Remove the staged batches of an aborted write. Harmless after a commit, which consumes them: names are unique."""
+    """Remove the staged batches of an aborted write. After a commit, which consumes them, this is harmless: names are
+    unique."""
     with server.link() as link, suppress(OSError, MqfsError, OptionError):
         client = link.client()
         for batch in batches:

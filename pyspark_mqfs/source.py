@@ -1,6 +1,6 @@
 """The data source class of Spark, which creates readers and writers.
 
-Imports no Arrow, opens no connection.
+It imports no Arrow, and opens no connection.
 """
 
 from __future__ import annotations
@@ -46,4 +46,4 @@ class MqfsDataSource(DataSource):
 
 
 class DefaultSource(MqfsDataSource):
-    """The name by which Spark finds it."""
+    """The data source under the name that Spark looks for."""

@@ -1,8 +1,8 @@
 """The stream reader: positions, triggers, and the consumers of the query.
 
 The checkpoint has its offsets: the uuid of the store, the name of the consumer, and by stream the next sequence and the
-identity of the stream; and of the batch that ends there what its repeat needs (BATCH), absent in older checkpoints.
-One process of the driver has this object and its connection; tasks have a copy of `task`.
+identity of the stream. An offset also has the data to repeat the batch that ends there (BATCH); older checkpoints lack
+it. One process of the driver has this object and its connection; tasks have a copy of `task`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pyspark_mqfs.task import Task, check_losses, data_loss, wrong_store
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 log = logging.getLogger(__name__)
-DELAY_S = 900.0  # maxTriggerDelay, as of Kafka
-BATCH = ("starts", "tasks")  # of an offset: where streams begin that are new in the batch; the limits of its tasks
+DELAY_S = 900.0  # maxTriggerDelay, as in Kafka
+BATCH = ("starts", "tasks")  # keys of an offset: where streams begin that are new in the batch; the limits of its tasks
 Offset = dict[str, Any]
 
 
@@ -48,9 +48,9 @@ class TriggerPolicy:
     """Decides when to start a batch: with enough messages, or after a delay. The first batch starts at once, as the age
     of its messages is unknown."""
 
-    least: int  # messages; 0: any
+    least: int  # messages; 0: any number
     delay_s: float
-    last: float = -1e9  # start of the last batch
+    last: float = -1e9  # when the last batch started
 
     @classmethod
     def of(cls, options: Options) -> TriggerPolicy:
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.consumers = Consumers(required=bool(self.consumer), timeout_s=server.retry_s)
         self.end_limits: dict[str, int] | None = None  # Trigger.AvailableNow: the ends at the start of the query
         self.positions: dict[str, int] = {}  # the positions of its consumers
-        self.turn = 0  # bounded batches so far
+        self.turn = 0  # limited batches so far
         self.latest: Offset | None = None  # the latest offset
         self.initial: Offset | None = None  # the first offset of a new query, until its first batch is planned
 
@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ positions
 
     def initialOffset(self) -> Offset:
-        """The first offset of a new query. Creates its consumers, which retain messages for the first batch."""
+        """Return the first offset of a new query. Creates its consumers, which retain messages for the first batch."""
 
         def begin(client: Client) -> Offset:
             catalog = self.selection.catalog(client)
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.link.with_retry(begin)
 
     def _warn_missing(self, catalog: ServerCatalog) -> None:
-        """Warn of missing streams: a stream may be created later, or its name is wrong."""
+        """Warn of missing streams, which may be created later or have a wrong name."""
         there = {path for path, _, _ in catalog.streams()}
         if missing := [path for path in self.selection.paths if path not in there]:
             option = self.selection.option
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.end_limits = self.link.with_retry(look)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The end of the next batch."""
+        """Return the end of the next batch."""
 
         def look(client: Client) -> Offset:
             if self._starts_empty(start):
@@ -162,15 +162,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.link.with_retry(look)
 
     def _starts_empty(self, start: Offset) -> bool:
-        """Whether the first batch has to be empty. Spark records the end of a batch, and asks for the initial offset
-        again if the first fails: if that has moved, the messages between would be in no batch."""
+        """Whether the first batch must be empty. Spark records the end of a batch, and requests the initial offset
+        again if the first batch fails. If that has moved by then, the messages in between would be in no batch."""
         starts_empty = self.initial == start and self.start.may_move(start["streams"])
         self.initial = None
         return starts_empty
 
     def _known_positions(self, catalog: ServerCatalog, at: Offset) -> dict[str, int]:
-        """The positions without replaced streams. A stream removed and created again is another one: data loss, or
-        it is read from its beginning."""
+        """Return the positions without replaced streams. A stream removed and created again is another stream: that is
+        data loss, or the new stream is read from its beginning."""
         positions: dict[str, int] = at["streams"]
         had, now = at.get("numbers", {}), catalog.numbers()
         other = {path for path in positions if path in now and had.get(path, now[path]) != now[path]}
@@ -187,7 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _has_enough(
         self, client: Client, catalog: ServerCatalog, before: dict[str, int], end: dict[str, int], limit: ReadLimit
     ) -> bool:
-        """Whether there is enough for a batch now; always for a trigger without limits."""
+        """Whether there are enough messages for a batch now; always true for a trigger without limits."""
         if end == before:
             return True
         at_once = isinstance(limit, ReadAllAvailable) or self.end_limits is not None or self.trigger.is_due()
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return catalog
 
     def _ends(self, catalog: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
-        """The present end of each stream; the old position of a removed one."""
+        """Return the present end of each stream, and the old position of a removed one."""
         ends = _ends(catalog, before)
         if self.end_limits is not None:
             ends = {
@@ -220,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
         def planned(client: Client) -> list[Slice]:
             catalog = self._read_catalog(client, start)
-            if start["consumer"] != end["consumer"]:  # the first batch is repeated, planned by another process
+            if start["consumer"] != end["consumer"]:  # the first batch is repeated, after planning by another process
                 self.consumers.remove(client, start["consumer"], catalog)
             low = {**end.get("starts", {}), **self._known_positions(catalog, start)}
             high = self._known_positions(catalog, end)
@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.task.batches(partition)
 
     def commit(self, end: Offset) -> None:
-        """Move the consumers: the batch before `end` is processed."""
+        """Move the consumers: the batch up to `end` is processed."""
 
         def done(client: Client) -> None:
             catalog = self._read_catalog(client, end)
@@ -246,7 +246,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _move_consumers(self, client: Client, catalog: ServerCatalog, consumer: str, positions: dict[str, int]) -> None:
         if not any(position > self.positions.get(path, -1) for path, position in positions.items()):
             positions = self.positions  # never backwards
-        # Also where none moved: one of a whole group passes other streams, one of a lost connection is opened.
+        # Also if no position has changed: a consumer of a whole group passes other streams, and after a lost connection
+        # one is opened again.
         self.consumers.move(client, consumer, catalog, positions)
         self.positions = positions
 
@@ -255,7 +256,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _offset(catalog: ServerCatalog, before: Offset, streams: Mapping[str, int]) -> Offset:
-    """An offset; `before` has the consumer, and the identities of removed streams."""
+    """Return an offset; `before` has the consumer, and the identities of removed streams."""
     numbers = {**before.get("numbers", {}), **catalog.numbers()}
     return {
         "store": catalog.store,
@@ -266,15 +267,15 @@ def _offset(catalog: ServerCatalog, before: Offset, streams: Mapping[str, int]) 
 
 
 def _starts(catalog: ServerCatalog, before: Mapping[str, int], end: Mapping[str, int]) -> dict[str, int]:
-    """Where the batch begins to read the streams that are new in it, so that a repeat notices lost messages; without
-    those of which it has none."""
+    """Return where the batch begins to read its new streams, so that a repeat notices lost messages. Streams without
+    messages in the batch are left out."""
     new = {path: stream.oldest for path, _, stream in catalog.streams() if path in end and path not in before}
     return {path: oldest for path, oldest in sorted(new.items()) if 0 < oldest < end[path]}
 
 
 def _ends(catalog: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
-    """The ends: all streams of a group end after its newest message, so that they move together; without a new message
-    none moves."""
+    """Return the ends. All streams of a group end after its newest message, so that they move together; without a new
+    message none moves."""
     ends = {}
     for path, group, stream in catalog.streams():
         had = before.get(path)

@@ -1,7 +1,7 @@
 """The task of a read: ranges of logs, over 9P or from segments, as record batches.
 
-Reads each range whole and once, over reconnects, and reports lost messages. Reads known ranges only: never waits for a
-message to be written.
+Each range is read whole and once, over reconnects, and lost messages are reported. Ranges are known in advance: a task
+never waits for a message to be written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _frozen: list[bool] = []
 
 
 def _freeze_modules() -> None:
-    """Once a worker process: exempt modules from the garbage collection after each task, which takes 40 ms."""
+    """Exempt modules from the garbage collection after each task, which takes 40 ms; once in each worker process."""
     if not _frozen and TaskContext.get() is not None:
         _frozen.append(True)
         gc.freeze()
@@ -52,12 +52,12 @@ class DataLoss(RuntimeError):
 
 @attrs.frozen
 class Task:
-    """The parameters of reading a slice; pickled with each task."""
+    """The parameters for reading a slice; pickled with each task."""
 
     server: Server
     schema: StructType
     strict: bool  # failOnDataLoss
-    path: str = ""  # of the store, if visible here
+    path: str = ""  # path of the store, if it is visible here
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         _freeze_modules()
@@ -67,7 +67,8 @@ class Task:
 
 
 def decoder(schema: StructType, group: str, bounds: Bounds | None = None) -> ArrowDecoder:
-    """A decoder of a group's `format record` into Spark's columns. `group`: its path from the root, "" for the root."""
+    """Return a decoder of a group's `format record` into Spark's columns. `group`: its path from the root, "" for the
+    root."""
     return ArrowDecoder(to_arrow_schema(schema, timezone="UTC"), _COLUMNS, group, bounds)
 
 
@@ -92,7 +93,7 @@ class _RangeReader:
         self._decoder = decoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The batches of the range; after a failure it reconnects and resumes. Raises OptionError at the deadline."""
+        """Yield the batches of the range; after a failure, reconnect and resume. Raises OptionError at the deadline."""
         retry_s = self.task.server.retry_s
         deadline, pause = time.monotonic() + retry_s, FIRST_PAUSE_S
         while True:
@@ -110,7 +111,7 @@ class _RangeReader:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _read_segments(self) -> Iterator[pa.RecordBatch]:
-        """Read sealed segments, where they are visible."""
+        """Yield batches from sealed segments, if these are visible."""
         path = self.task.path
         if path and self.range.plain and check_store(path, self.store):
             segments = Segments(path, self.range.bucket)
@@ -157,8 +158,8 @@ class _RangeReader:
                 yield batch
 
     def _present(self, client: Client) -> dict[str, Mapping[str, int | None]]:
-        """The positions of the streams of the range that are there, and still the ones that were planned. A loss where
-        one is missing, or another stream, or group, has its name."""
+        """Return the positions of those streams of the range that exist and are the planned ones. It is a loss if a
+        stream is missing, or if another stream or group has its name."""
         read = stream_positions(client, self.range.group)
         if read["store"] != self.store:
             raise wrong_store(self.store, str(read["store"]), self.task.server.address)
@@ -230,8 +231,9 @@ def has_lost_messages(client: Client, group: str, name: str, low: int, high: int
 
 
 def _only_replaces(client: Client, group: str) -> bool:
-    """Whether what is below a floor was replaced by a later message of its key, which is no loss: in a group with
-    `replay key` and without `ttl`, which raises floors as well. Rarely asked. False if the user may not read `ctl`."""
+    """Whether messages below a floor were only replaced by later messages of their keys, which is no loss: in a group
+    with `replay key` and without `ttl`, which raises floors as well. It is rarely called. False if the user may not
+    read `ctl`."""
     with suppress(Denied, NotPermitted):
         lines = read_text(client, path_of(group, "ctl")).split("\n")
         return "replay key" in lines and "ttl 0" in lines
@@ -248,7 +250,7 @@ def check_losses(
     new: Collection[str] = (),
 ) -> None:
     """Raise DataLoss, or warn, for messages between two positions that are no longer retained. `new`: the paths of
-    streams that no batch before has read."""
+    streams that no earlier batch has read."""
     known = {path: (group, stream) for path, group, stream in catalog.streams()}
     for path, low in start.items():
         high = end.get(path, low)

@@ -1,8 +1,8 @@
 """The writers of batch and streaming queries.
 
-The transaction id of a streaming batch is its query and batch number; of a batch query txnAppId and txnVersion, or a
-unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would
-be taken for a repeat.
+The transaction id of a streaming batch is its query and batch number. That of a batch query is txnAppId and txnVersion,
+or a unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would count as a
+repeat.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StagedRows(WriterCommitMessage):
 
 @attrs.frozen
 class Sink:
-    """The target and the options of a write. Small, as it is pickled with every task."""
+    """The target and the options of a write. It is small, as it is pickled with each task."""
 
     server: Server
     stream: str
@@ -147,7 +147,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _prefix(query: str, batch: int) -> str:
-    """The prefix of the names staged for a batch of a stream."""
+    """Return the prefix of the names staged for a batch of a stream."""
     return f"spark-{query}-{batch}-"
 
 

@@ -1,8 +1,8 @@
 """`mqfs spark archive`: streams → Parquet by group, stream and date of the message, each message once.
 
-A batch of the query is written aside. Files of an earlier try of the batch are removed; then its own are renamed into
-place, with the number of the batch in their names. So `messages` is plain Parquet for any reader, and an archive may be
-moved.
+A batch of the query is written to a folder aside. Files of an earlier attempt at the batch are removed; then its own
+are renamed into place, with the number of the batch in their names. So `messages` is plain Parquet for any reader, and
+an archive may be moved.
 
     DIR/_mqfs/archive.json     store and streams
     DIR/_mqfs/checkpoint/      of the query
@@ -44,7 +44,7 @@ SCHEMA = (
 )
 FILE_BYTES = 128 << 20
 FILES_PER_BATCH = 8
-SCHEMES, NAME_BYTES = ("file", "hdfs"), 255  # file systems that bound a name
+SCHEMES, NAME_BYTES = ("file", "hdfs"), 255  # file systems that limit the length of a name
 
 
 @attrs.frozen
@@ -57,12 +57,12 @@ class Archive:
     batch_bytes: int = 0  # 0: of several files
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         self.source.check()
 
 
 def run(spark: SparkSession, request: Archive, progress: Progress = no_progress) -> dict[str, Any]:
-    """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
+    """Add the present messages to the archive. Raises CommandError if it is of another store or of other streams."""
     request.source.check_lists()
     catalog = request.source.catalog()
     folder = Folder(spark, request.path)
@@ -92,7 +92,7 @@ def run(spark: SparkSession, request: Archive, progress: Progress = no_progress)
 
 
 def archive_columns(rows: DataFrame) -> DataFrame:
-    """The columns of an archive."""
+    """Return the columns of an archive."""
     return rows.select(
         "offset", "timestamp", "value", "headers", F.crc32("value").alias("crc"),
         group_of(F.col("topic")).alias("group"), stream_of(F.col("topic")).alias("stream"),
@@ -137,7 +137,7 @@ def _check_names(spark: SparkSession, folder: Folder, catalog: ServerCatalog) ->
 
 
 def _describe(value: Any) -> str:
-    """A store, or the streams as arguments of the command."""
+    """Return a store, or the streams as arguments of the command."""
     if isinstance(value, dict):
         return shlex.join(selected_names(value)) or ", ".join(value.values())
     return str(value)
@@ -172,7 +172,8 @@ class _BatchFiles:
 
 
 def identity(spark: SparkSession, path: str) -> dict[str, Any]:
-    """What an archive is of: `store`, and `streams` as options. Raises CommandError where there is none."""
+    """Return the metadata of an archive: its `store`, and its `streams` as options. Raises CommandError if it does not
+    exist."""
     folder = Folder(spark, path)
     metadata: dict[str, Any] | None = folder.read_json(ABOUT)
     if metadata is None:
@@ -183,8 +184,8 @@ def identity(spark: SparkSession, path: str) -> dict[str, Any]:
 
 
 def stream_numbers(spark: SparkSession, path: str) -> dict[str, str]:
-    """The identity of each archived stream, as of `ServerCatalog.numbers`: from the offsets in the checkpoint, of which
-    a file has a line of its version, one of metadata, and one for each source."""
+    """Return the identity of each archived stream, as `ServerCatalog.numbers` does. It is in the offsets of the
+    checkpoint; a file there has a line with its version, one with metadata, and one for each source."""
     folder = Folder(spark, path)
     batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
     if not batches:
@@ -194,7 +195,8 @@ def stream_numbers(spark: SparkSession, path: str) -> dict[str, str]:
 
 
 def open_archive(spark: SparkSession, path: str) -> DataFrame:
-    """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
+    """Return the messages of an archive, with the columns of a reader and `crc`. Raises CommandError if it does not
+    exist."""
     identity(spark, path)
     folder = Folder(spark, path)
     if not folder.exists(MESSAGES):

@@ -1,7 +1,7 @@
 """Checkpoints of the queries of commands.
 
-A command without one gets a temporary checkpoint. After it the consumers of the query, which would retain messages for
-ever, and its producer are removed from the server.
+A command without a checkpoint gets a temporary one. At its end, the consumers of the query, which would retain messages
+for ever, and its producer are removed from the server.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class QueryCheckpoint:
 
     path: str
     reader_options: Mapping[str, str]
-    resumable: bool  # by a later run
+    resumable: bool  # whether a later run can continue
 
 
 @contextmanager
 def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
-    """The checkpoint at a path; temporary, and cleaned up, where the path is ""."""
+    """Yield the checkpoint at a path; if the path is "", a temporary one that is removed at the end."""
     if path:
         yield QueryCheckpoint(path, {}, True)
         return
@@ -49,7 +49,7 @@ def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
 
 
 def forget_producer(target: Source, groups: Iterable[str], producer: str) -> None:
-    """Forget the producer, which commits no more."""
+    """Make the server forget a producer that commits no more."""
     with suppress(OSError, MqfsError, OptionError), target.connection().link() as link:
         client = link.client()
         for group in groups:

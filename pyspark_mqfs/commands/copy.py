@@ -1,6 +1,6 @@
 """`mqfs spark copy`: selected messages of streams to other streams, each once.
 
-The copying query has limits, so that each of its batches is one atomic batch.
+The query has limits, so that each of its batches fits one atomic batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Copy:
     forever: bool = False
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if bool(self.to) == bool(self.into):
             raise CommandError("copy: no target (expected --to GROUP/STREAM, or --into GROUP)")
         self.source.check()
@@ -81,12 +81,12 @@ def run_query(
 
 
 def target_server(source: Source, target: str) -> Source:
-    """The server to write to: the target, or that of the source."""
+    """Return the server to write to: the target, or that of the source."""
     return Source(target, user=source.user, token=source.token) if target else source
 
 
 def batch_limits() -> dict[str, str]:
-    """Reader options for batches that fit one atomic batch."""
+    """Return reader options for batches that fit one atomic batch."""
     return {"maxOffsetsPerTrigger": str(MESSAGES), "maxBytesPerTrigger": str(BYTES)}
 
 
@@ -96,8 +96,8 @@ def start_query(rows: DataFrame, request: Copy, checkpoint: str) -> StreamingQue
 
 
 def select_messages(rows: DataFrame, where: str) -> DataFrame:
-    """The messages of a condition, which may also use `text`, the message, and `header`, a map of texts. Bytes that are
-    not UTF-8 become U+FFFD in both."""
+    """Return the messages for which a condition holds. It may also use `text`, the message, and `header`, a map of
+    texts. In both, bytes that are not UTF-8 become U+FFFD."""
     if not where:
         return rows
     more = rows.withColumn(TEXT, _text(F.col("value"))).withColumn(HEADER, headers_map())
@@ -105,12 +105,13 @@ def select_messages(rows: DataFrame, where: str) -> DataFrame:
 
 
 def _text(value: Column) -> Column:
-    """Bytes as a string. `decode` fails on what is not UTF-8, and one such message would end the whole query."""
+    """Return bytes as a string. `decode` would fail on bytes that are not UTF-8, and one such message would end the
+    whole query."""
     return F.make_valid_utf8(value.cast("string"))
 
 
 def headers_map() -> Column:
-    """The headers as a map of texts."""
+    """Return the headers as a map of texts."""
     pairs = F.transform(
         headers_or_empty(),
         lambda header: F.struct(header["key"], _text(header["value"])),

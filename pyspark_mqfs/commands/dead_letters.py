@@ -40,7 +40,7 @@ from pyspark_mqfs.commands.sources import (
 from pyspark_mqfs.connection import read_text, write_text
 
 PREFIX = "letter."
-ADDED = tuple(PREFIX + name for name in ("stream", "sequence", "reason"))  # by divert
+ADDED = tuple(PREFIX + name for name in ("stream", "sequence", "reason"))  # headers that divert adds
 DROPPED_AT_ONCE = 1_000  # sequences in one line of ctl
 
 
@@ -56,7 +56,7 @@ class Divert:
     forever: bool = False
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if not self.where:
             raise CommandError("dead-letters divert: no --where (expected an SQL condition)")
         self.source.check()
@@ -67,12 +67,12 @@ class Divert:
 class Redrive:
     """The request of `dead-letters redrive`: dead letters to their original streams in the same group."""
 
-    source: Source  # one stream, of dead letters
+    source: Source  # one stream, with dead letters
     where: str = ""
     checkpoint: str = ""
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if len(self.source.streams) != 1:
             raise CommandError(
                 "dead-letters redrive: invalid streams (expected one stream of dead letters, as jobs/dead)"
@@ -108,7 +108,7 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
     with server.link() as link:
         link.with_retry(lambda client: _require_room(client, group))
     sent = [0]
-    names: SimpleQueue[str] = SimpleQueue()  # the id of the query, known after its start
+    names: SimpleQueue[str] = SimpleQueue()  # the id of the query, which is known after its start
 
     def send(batch: DataFrame, number: int) -> None:
         cached = batch.persist()
@@ -149,14 +149,16 @@ def _check_groups(groups: Iterable[str], to: str) -> None:
 
 
 def _stream_in(group: str) -> Column:
-    """The name of a message's stream; an error in a group that came after the check, under --pattern and --follow."""
+    """Return the name of a message's stream. It is an error in a group that appeared after the check, under --pattern
+    and --follow."""
     stream = stream_of(F.col("topic"))
     late = F.raise_error(F.concat(F.lit("dead-letters divert: not in the group of --to: "), F.col("topic")))
     return F.when(group_of(F.col("topic")) == (group or ROOT), stream).otherwise(late)
 
 
 def _require_room(client: Client, group: str) -> None:
-    """Check that what is published is not discarded, as its dead letters are dropped then. Raises CommandError."""
+    """Check that the group does not discard published messages, since their dead letters are dropped then. Raises
+    CommandError."""
     if "full drop-new" in read_text(client, path_of(group, "ctl")).split("\n"):
         raise CommandError(f"dead-letters redrive: {group}: full drop-new (expected another 'full', or mq redrive)")
     if not retains(client, group):
@@ -177,13 +179,13 @@ def _origin(group: str) -> Column:
 
 
 def _settable_headers() -> Column:
-    """The headers that may be set, without those of a dead letter."""
+    """Return the headers that a client may set, without those of a dead letter."""
     others = [*sorted(headers.RESERVED), *ADDED]
     return F.filter(headers_or_empty(), lambda header: ~header["key"].isin(others))
 
 
 def _drop_messages(client: Client, path: str, sequences: Iterable[int]) -> None:
-    """Drop messages, of which some may be removed already."""
+    """Drop messages; some may be removed already."""
     group, _, stream = path.rpartition("/")
     remaining = sorted(sequences)
     for at in range(0, len(remaining), DROPPED_AT_ONCE):

@@ -1,6 +1,6 @@
 """A directory on any file system of Spark: the metadata of an archive beside its Parquet files.
 
-Reads and writes small files by the file system classes of Hadoop, so that HDFS and object stores work too.
+Small files are read and written by the file system classes of Hadoop, so that HDFS and object stores work too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 
 class Folder:
-    """A directory."""
+    """A directory of one of Hadoop's file systems."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark._jvm
@@ -35,13 +35,14 @@ class Folder:
         return bool(self._fs.exists(self._at(name)))
 
     def names(self, name: str = "") -> list[str]:
-        """The names in a directory; empty where it does not exist."""
+        """Return the names in a directory; empty if it does not exist."""
         if not self.exists(name):
             return []
         return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._at(name)))
 
     def files(self, pattern: str) -> list[str]:
-        """The relative paths of the files that match a pattern of Hadoop. The path of the directory is none."""
+        """Return the relative paths of the files that match a pattern of Hadoop. Characters of the directory's own path
+        are not part of the pattern."""
         escaped = re.sub(r"[\[\]{}*?\\]", r"\\\g<0>", self.path)
         matches = self._fs.globStatus(self._jvm.org.apache.hadoop.fs.Path(f"{escaped}/{pattern}")) or []
         return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in matches)
@@ -61,11 +62,11 @@ class Folder:
             raise OSError(f"cannot rename {self.under(old)} to {self.under(new)}")
 
     def read_json(self, name: str) -> Any:
-        """The value of a file; None where it does not exist."""
+        """Return the value of a file; None if it does not exist."""
         return json.loads(self.read_text(name)) if self.exists(name) else None
 
     def read_text(self, name: str) -> str:
-        """The text of a file."""
+        """Return the text of a file."""
         stream = self._fs.open(self._at(name))
         try:
             return bytes(stream.readAllBytes()).decode()
@@ -81,7 +82,8 @@ class Folder:
         self.rename(aside, name)
 
     def create_json(self, name: str, value: Any) -> bool:
-        """Create a file, whole. False where it exists: it stays as it is. Of several processes at once, one creates it.
+        """Create a file, whole. Returns False, and leaves the file as it is, if it exists. Of several processes at
+        once, one creates it.
 
         Raises OSError.
         """
@@ -96,15 +98,15 @@ class Folder:
         return created
 
     def _place(self, aside: str, name: str) -> bool:
-        """Give a file its name, unless there is one."""
-        if self.scheme == "file":  # where a rename replaces; that of HDFS does not
+        """Rename a file unless its new name exists; return whether it was renamed."""
+        if self.scheme == "file":  # a rename replaces a file there; HDFS does not
             try:
                 os.link(self._local(aside), self._local(name))
                 return True
             except FileExistsError:
                 return False
             except OSError:
-                pass  # a file system without hard links, as FAT
+                pass  # a file system without hard links, such as FAT
         return not self.exists(name) and bool(self._fs.rename(self._at(aside), self._at(name)))
 
     def _local(self, name: str) -> str:

@@ -1,11 +1,11 @@
 """`mqfs spark replay`: the messages of an archive → streams, in order, each once.
 
-The plan of a replay is splits of each group that fit one atomic batch. It is written into the archive before the first
-split is published, so that a repeat has the same splits; each is committed once, by its number. What the archive got
-since is planned after that, in a file of its own.
+The plan of a replay divides each group into splits that fit one atomic batch. It is written into the archive before the
+first split is published, so that a repeat has the same splits; each is committed once, by its number. Messages archived
+later are planned after that, in a file of their own.
 
 A message keeps its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970)
-have the original sequence and time; not so with `plain`.
+have the original sequence and time. With `plain` a message has none of these.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Replay:
 
     path: str
     target: Source
-    into: str = ""  # a group, the prefix of all paths
+    into: str = ""  # a group, put before all paths
     streams: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None
@@ -57,13 +57,13 @@ class Replay:
     name: str = ""
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if self.rate and self.speed:
             raise CommandError("--rate and --speed: both given (expected one)")
         self.target.connection()
 
     def identity(self) -> dict[str, Any]:
-        """The parameters that identify this replay."""
+        """Return the parameters that identify this replay."""
         keys = ("into", "streams", "since", "until", "where", "plain")
         return {key: getattr(self, key) for key in keys} | {"streams": list(self.streams)}
 
@@ -74,7 +74,7 @@ def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) 
     folder, rows = Folder(spark, request.path), _selected(spark, request)
     server = request.target.connection()
     plan = _plan(spark, folder, rows, request, _store(server))
-    rows = _selected(spark, request)  # again: another run may have planned what the archive got since
+    rows = _selected(spark, request)  # again: another run may have planned messages archived meanwhile
     groups = {target_of(split[0], request.into) for split in plan["stretches"]}
     make_groups(server, groups)
     published = _published(server, plan, groups)
@@ -101,11 +101,11 @@ def _partition(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
     return rows.repartitionById(tasks, share).sortWithinPartitions("offset")
 
 
-# ---------------------------------------------------------------- which
+# ---------------------------------------------------------------- selection
 
 
 def _selected(spark: SparkSession, request: Replay) -> DataFrame:
-    """The present messages of the archive."""
+    """Return the present messages of the archive that the request selects."""
     rows = archive.open_archive(spark, request.path)
     if request.streams:
         rows = rows.where(F.col("topic").isin(*request.streams))
@@ -117,13 +117,13 @@ def _selected(spark: SparkSession, request: Replay) -> DataFrame:
 
 
 def topic_in(into: str) -> Column:
-    """The target of a message, below a group unless that is empty."""
+    """Return the path that a message is published to: below the group `into` unless that is empty."""
     path = F.col("topic")
     return F.concat(F.lit(f"{into.strip('/')}/"), path) if into else path
 
 
 def target_of(group: str, into: str) -> str:
-    """The target of a group; "" is the root."""
+    """Return the group that a group's messages are published to; "" is the root."""
     own = "" if group == ROOT else group
     return "/".join(name for name in (into.strip("/"), own) if name)
 
@@ -132,7 +132,8 @@ def target_of(group: str, into: str) -> str:
 
 
 def _headers(plain: bool) -> Column:
-    """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
+    """Return the headers that a client may set, and those with the original sequence and time; a message that was
+    replayed before keeps its own."""
     present, reserved = headers_or_empty(), sorted(headers.RESERVED)
     settable = F.filter(present, lambda header: ~header["key"].isin(reserved))
     if plain:
@@ -161,8 +162,8 @@ def _is_replay_header(header: Column) -> Column:
 
 
 def restore_originals(rows: DataFrame, *, others: bool = False) -> DataFrame:
-    """Replayed messages with their original sequence, time and headers; `others`: and those that are none, as they
-    are."""
+    """Return replayed messages with their original sequence, time and headers. `others`: also the remaining messages,
+    unchanged."""
     present = F.col("headers")
     settable = F.filter(present, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
     back = F.transform(
@@ -190,7 +191,7 @@ def restore_originals(rows: DataFrame, *, others: bool = False) -> DataFrame:
 
 
 def _value_of(key: str) -> Column:
-    """The value of a header, null without it."""
+    """Return the value of a header; null if it is missing."""
     matches = F.filter(F.col("headers"), lambda header: header["key"] == key)
     return F.get(matches, F.lit(0))["value"].cast("string")
 
@@ -199,8 +200,8 @@ def _value_of(key: str) -> Column:
 
 
 def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, store: str) -> dict[str, Any]:
-    """The plan of this name, with what the archive got since, or a new one. Raises CommandError where it is of another
-    replay, or the archive has more of what was planned."""
+    """Return the plan of this name, extended by messages archived since, or a new plan. Raises CommandError if the plan
+    is of another replay, or if the archive has more messages than were planned."""
     identity = {**request.identity(), "store": store}
     digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:16]
     about = folder.read_json(archive.ABOUT)
@@ -211,7 +212,7 @@ def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay,
         new = {"name": name, "said": identity, "stretches": list(_splits(rows, request))}
         if folder.create_json(file, new):
             return new
-        plan = folder.read_json(file)  # of another run, meanwhile
+        plan = folder.read_json(file)  # made by another run meanwhile
     if plan["said"] != identity:
         raise CommandError(f"replay {name!r}: used for {plan['said']} (expected another --id for {identity})")
     count = 0
@@ -222,13 +223,13 @@ def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay,
         new = {"stretches": _unplanned(spark, rows, request, plan)}
         if not new["stretches"]:
             return dict(plan)
-        # a file of its own: a crash while the plan is replaced would lose it. Where another run creates it first, its
-        # splits count, as it may have published them.
+        # A file of its own: a crash while the plan is replaced would lose it. If another run creates the file first,
+        # its splits count, as it may have published them.
         folder.create_json(f"{PLANS}/{name}+{count + 1}.json", new)
 
 
 def _unplanned(spark: SparkSession, rows: DataFrame, request: Replay, plan: dict[str, Any]) -> list[Split]:
-    """The splits of the messages after the last planned one of each group. Raises CommandError."""
+    """Return the splits of the messages after the last planned one of each group. Raises CommandError."""
     ends: dict[str, int] = {}
     for group, _, last, *_ in plan["stretches"]:
         ends[group] = max(last, ends.get(group, 0))
@@ -245,7 +246,7 @@ Split = tuple[str, int, int, int, int, float]  # group, first, last, messages, b
 
 
 def _splits(rows: DataFrame, request: Replay) -> Iterator[Split]:
-    """The splits, which fit one atomic batch each; with `speed` in the order of time."""
+    """Yield the splits, each of which fits one atomic batch; with `speed` in the order of time."""
     steps = _count_steps(rows, request, STEP).persist()
     try:
         largest = steps.agg(F.max("largest")).first()
@@ -261,7 +262,7 @@ def _splits(rows: DataFrame, request: Replay) -> Iterator[Split]:
 
 
 def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
-    """The contents of every `step` sequences."""
+    """Return the totals of every `step` sequences."""
     step = max(1, min(step, request.rate)) if request.rate else step
     keys = [F.floor(F.col("offset") / step).alias("step")]
     if request.speed:
@@ -279,7 +280,7 @@ def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
             F.sum(size + 160).alias("bytes"), F.min(F.unix_micros("timestamp")).alias("time"),
             F.max(F.octet_length("value")).alias("largest"),
         )
-        .repartition(1)  # they are few, and `toLocalIterator` runs a job for each partition
+        .repartition(1)  # there are few rows, and `toLocalIterator` runs a job for each partition
         .sortWithinPartitions("time" if request.speed else "group", "group", "first")
     )  # fmt: skip
 
@@ -343,7 +344,8 @@ def make_groups(server: Server, groups: Iterable[str]) -> None:
 
 
 def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> dict[str, int]:
-    """By group, the number of the first split that was not committed there; without those of which none was."""
+    """Return, by group, the number of the first split that was not committed there; groups without any committed split
+    are left out."""
     prefix, found = f"committed spark-app-{plan['name']}.", {}
     with server.link() as link:
         for group in groups:
@@ -355,8 +357,8 @@ def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> d
 
 
 def make_group(client: Client, path: str) -> None:
-    """Create a group and its parents where missing, with `replay all`. One without streams gets it, too: an earlier
-    run may have ended before that. Raises CommandError where the group retains nothing."""
+    """Create a group and its parents if they are missing, with `replay all`. An existing group without streams gets
+    that setting, too: an earlier run may have ended before. Raises CommandError if the group retains nothing."""
     names = [name for name in path.split("/") if name]
     for end in range(1, len(names) + 1):
         above = "/".join(names[:end])

@@ -1,6 +1,6 @@
 """The table, plots and page of `mqfs spark stats`.
 
-Counts nothing. A page is one file with embedded plots.
+Nothing is counted here. A page is one file with embedded plots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STYLE = (
 
 
 def plots(result: dict[str, Any]) -> dict[str, bytes]:
-    """Plots as PNG by name: rate and size, and latency where it is known."""
+    """Return plots as PNG by name: rate and size, and latency if it is known."""
     try:
         import matplotlib
     except ImportError:
@@ -91,7 +91,7 @@ def _bytes(size: float) -> str:
 
 
 def page(result: dict[str, Any], title: str) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     images = "".join(
         f'<p><img alt="{name}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></p>'
         for name, data in plots(result).items()
@@ -107,7 +107,7 @@ def page(result: dict[str, Any], title: str) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """The cells of a stream."""
+    """Return the cells of a stream."""
     speed = row["messages_a_second"]
     return [
         row["stream"], f"{row['messages']:,}", _bytes(row["bytes"]), f"{speed:,.1f}" if speed else "",
@@ -124,7 +124,7 @@ HEADS = ("stream", "messages", "bytes", "a second", "size p50", "p99", "largest"
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     rows = [list(HEADS), *(cells(row) for row in result["streams"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADS))]
     lines = [
@@ -135,13 +135,13 @@ def table(result: dict[str, Any]) -> str:
 
 
 def check_path(path: str) -> None:
-    """Raises BadConfig where the folder of a report does not exist."""
+    """Raise BadConfig if the folder of a report does not exist."""
     if not Path(path).parent.is_dir():
         raise BadConfig(f"--report {path!r}: no folder there (expected an existing directory)")
 
 
 def write(result: dict[str, Any], path: str, title: str) -> list[str]:
-    """Write a page to PATH.html, else plots to PATH-rate.png and so on; the files."""
+    """Write a page to PATH.html, or else plots to PATH-rate.png and so on; return the files."""
     if path.endswith((".html", ".htm")):
         Path(path).write_text(page(result, title))
         return [path]

@@ -71,7 +71,7 @@ def _audit_border(result: AuditResult, before: dict[str, Any], after: dict[str, 
 
 
 def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row for each split in the batches."""
+    """Yield one row for each split in the batches."""
     present = [batch for batch in batches if batch.num_rows]
     if not present:
         return
@@ -106,6 +106,6 @@ def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _examples(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
-    """The first marked sequences of a split. A mark is of the step to the next row."""
+    """Return the first marked sequences of a split. A mark belongs to the step to the next row."""
     result = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
     return [int(sequence) for sequence in offset[result]]

@@ -36,12 +36,12 @@ _CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of
 
 
 class CommandError(Exception):
-    """A command failed; one line."""
+    """A command failed; the text is one line."""
 
 
 @contextmanager
 def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSession]:
-    """A session that ends with the block. Raises BadConfig."""
+    """Yield a session, which ends with the block. Raises BadConfig."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Warnings of pyspark about versions of pandas, which a user cannot avoid.
@@ -67,7 +67,8 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
 
 
 def explain(error: BaseException) -> str:
-    """The line of our own error in one wrapped by Spark; else that of the last error in Python; else the first."""
+    """Return the line of our own error in an error wrapped by Spark. Without one, return the line of the last error in
+    Python, or else the first line."""
     text = str(error)
     matches = _OWN_ERROR.findall(text)
     if matches:

@@ -1,6 +1,6 @@
 """Shared parts of the commands: the source of messages, progress, and columns computed from paths.
 
-Starts no query.
+No query is started here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Source:
     token: str = attrs.field(default="", repr=False)
 
     def server(self) -> dict[str, str]:
-        """The options of the connection."""
+        """Return the options of the connection."""
         values = {"address": self.address, "user": self.user, "token": self.token}
         return {name: value for name, value in values.items() if value}
 
     def selection_options(self) -> dict[str, str]:
-        """The option that selects the streams. `subscribe`, as of Kafka, separates by commas and drops blanks around a
-        name, so that names with those need `assign`. Raises CommandError."""
+        """Return the option that selects the streams. `subscribe`, as in Kafka, separates names by commas and drops
+        blanks around them, so names with these need `assign`. Raises CommandError."""
         if bool(self.streams) == bool(self.pattern):
             raise CommandError("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
         if self.pattern:
@@ -54,11 +54,11 @@ class Source:
         return {**self.server(), **self.selection_options(), "includeHeaders": "true"}
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for invalid options. Asks no server."""
+        """Raise CommandError or OptionError for invalid options. Asks no server."""
         self._parse()
 
     def connection(self) -> Server:
-        """The server. Raises OptionError for invalid options of the connection. Asks no server."""
+        """Return the server. Raises OptionError for invalid options of the connection. Asks no server."""
         return Server.of(Options(self.server(), COMMON, "a command"))
 
     def _parse(self) -> tuple[Selection, Server]:
@@ -66,7 +66,7 @@ class Source:
         return Selection.of(options), Server.of(options)
 
     def check_lists(self) -> None:
-        """Raises CommandError for a path that is no stream, but a list of streams with commas."""
+        """Raise CommandError for a path that is not a stream, but a list of streams with commas."""
         lists = [path for path in self.streams if "," in path]
         words = {path: [path, *map(str.strip, path.split(","))] for path in lists}
         names = tuple(dict.fromkeys(word for path in lists for word in words[path] if word.strip("/")))
@@ -85,20 +85,20 @@ class Source:
 
 
 def selected_names(selection: Mapping[str, str]) -> tuple[str, ...]:
-    """The streams that `selection_options` was made of; none for a pattern."""
+    """Return the streams from which `selection_options` made the option; none for a pattern."""
     if "assign" in selection:
         return tuple(json.loads(selection["assign"]))
     return tuple(filter(None, selection.get("subscribe", "").split(",")))
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """The present messages. Raises CommandError."""
+    """Return the present messages. Raises CommandError."""
     source.check_lists()
     return spark.read.format("mqfs").options(**source.options(), **more).load()
 
 
 def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """The present and future messages. Raises CommandError."""
+    """Return the present and future messages. Raises CommandError."""
     source.check_lists()
     return spark.readStream.format("mqfs").options(**source.options(), startingOffsets="earliest", **more).load()
 
@@ -117,7 +117,8 @@ def path_of(group: Column, stream: Column) -> Column:
 
 
 def headers_or_empty() -> Column:
-    """The headers, empty instead of null: Spark copies a batch again for every null list on the way to a sink."""
+    """Return the headers, empty instead of null: Spark copies a batch again for every null list on the way to a
+    sink."""
     return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
 
 
@@ -126,11 +127,11 @@ def header_of(key: str, value: Column) -> Column:
 
 
 def no_progress(text: str) -> None:
-    """No-op progress callback."""
+    """Show no progress."""
 
 
 def watch(query: StreamingQuery, progress: Progress, verb: str) -> int:
-    """Wait for the end of the query; the number of its rows."""
+    """Wait for the end of the query; return the number of its rows."""
     started = time.monotonic()
     rows, last = 0, -1
     while True:

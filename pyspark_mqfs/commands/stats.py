@@ -1,6 +1,6 @@
 """`mqfs spark stats`: counts, sizes, rates and latencies of each stream.
 
-Only results of aggregations come to the driver, never messages.
+The driver gets only results of aggregations, never messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Stats:
     sent: str = ""
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if bool(self.path) == (self.source is not None):
             raise CommandError("stats: no source or two (expected --archive or --at)")
         if self.source is not None:
@@ -39,7 +39,7 @@ class Stats:
 
 
 def run(spark: SparkSession, request: Stats, progress: Progress = no_progress) -> dict[str, Any]:
-    """Counts by stream, over time and by size; latencies where messages have the header."""
+    """Return counts by stream, over time and by size; latencies if messages have the header."""
     request.check()
     rows = archive.open_archive(spark, request.path) if request.source is None else read(spark, request.source)
     rows = select_messages(rows, request.where).withColumn("size", F.octet_length("value").cast("bigint"))
@@ -55,7 +55,7 @@ def run(spark: SparkSession, request: Stats, progress: Progress = no_progress) -
 
 
 def _sent(header: str) -> Column:
-    """The time in a header, null where it is missing or not a finite number."""
+    """Return the time in a header; null if it is missing or not a finite number."""
     if not header:
         return F.lit(None).cast("double")
     seconds = headers_map()[header].try_cast("double")
@@ -86,14 +86,14 @@ def _row(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(rows: DataFrame) -> list[tuple[int, int]]:
-    """(size, messages from this size to twice of it) by powers of two."""
+    """Return (size, messages from this size to twice that) by powers of two."""
     power = F.floor(F.log2(F.greatest("size", F.lit(1))))  # an empty message counts as one byte
     counts = rows.groupBy(power.alias("power")).count().orderBy("power").collect()
     return [(1 << int(row["power"]), int(row["count"])) for row in counts]
 
 
 def _rates(rows: DataFrame, streams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Messages a second of each stream, in POINTS equal intervals of the whole time."""
+    """Return messages a second of each stream, in POINTS equal intervals of the whole time."""
     if not streams:
         return {"begin": 0.0, "step": 1.0, "streams": {}}
     begin, end = min(row["first"] for row in streams), max(row["last"] for row in streams)

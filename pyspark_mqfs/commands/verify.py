@@ -1,7 +1,7 @@
 """`mqfs spark verify`: check streams, an archive, or one against the other.
 
-Every problem is counted, with some examples. The reader always verifies the checksum of the log; that
-of an archive is of the body, computed when archiving.
+Every problem is counted, with some examples. The reader always verifies the checksum of the log. The checksum in an
+archive is of the body, and was computed when archiving.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Verify:
     path: str = ""
     source: Source | None = None
     replayed: bool = False  # the streams are a replay of the archive
-    into: str = ""  # the prefix of the replay
-    holes: bool = False  # count holes as problems
+    into: str = ""  # the group put before the paths of the replay
+    holes: bool = False  # whether holes count as problems
 
     def check(self) -> None:
-        """Raises CommandError or OptionError for an invalid request."""
+        """Raise CommandError or OptionError for an invalid request."""
         if not self.path and self.source is None:
             raise CommandError("verify: no source (expected --archive, --at, or both)")
         if self.source is not None:
@@ -39,7 +39,7 @@ class Verify:
 
 
 def run(spark: SparkSession, request: Verify, progress: Progress = no_progress) -> dict[str, Any]:
-    """Counts, and examples of problems; `sound`: whether there are none."""
+    """Return counts, and examples of problems; `sound`: whether there are none."""
     request.check()
     result: dict[str, Any] = {"examples": {}}
     archived = archive.open_archive(spark, request.path) if request.path else None
@@ -55,7 +55,7 @@ def run(spark: SparkSession, request: Verify, progress: Progress = no_progress) 
         _audit(live.withColumn("group", group_of(F.col("topic"))), result)
     if live is not None and archived is not None:
         progress("comparing")
-        if request.replayed:  # what was replayed into the archived streams kept its first sequence in the next replay
+        if request.replayed:  # a message replayed into the archived streams kept its first sequence in the next replay
             archived = replay.restore_originals(archived, others=True)
         _compare_all(archived, live, request.replayed, result)
     problems = [name for name in (*PROBLEMS, *(("holes",) if request.holes else ())) if result.get(name)]
@@ -89,9 +89,9 @@ def _to_int(condition: Column) -> Column:
 
 
 def _compare_all(archived: DataFrame, live: DataFrame, replayed: bool, result: dict[str, Any]) -> None:
-    """Compare the messages of both. Those of streams after the end of the archive are not archived yet; those of the
-    archive below the first of a stream were trimmed there. Splits with equal digests are equal; only the others are
-    compared by message."""
+    """Compare the messages of both. Messages of a stream after the end of the archive are not archived yet; messages of
+    the archive before the first of a stream were trimmed there. Splits with equal digests are equal; only the others
+    are compared by message."""
     sums = _sums(archived, "archived").join(_sums(live, "live"), ["topic", "split"], "full_outer").cache()
     try:
         end = F.broadcast(sums.groupBy("topic").agg(F.max("archived.last").alias("end")))
@@ -141,7 +141,7 @@ def _with_split(rows: DataFrame) -> DataFrame:
 
 
 def _sums(rows: DataFrame, name: str) -> DataFrame:
-    """The count and digests of each split of the sequences of a stream."""
+    """Return the count and digests of each split of the sequences of a stream."""
     heads = F.coalesce(F.array_sort("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     digest = F.xxhash64("offset", "value", F.unix_micros("timestamp"), heads)
     other = F.xxhash64(digest, F.octet_length("value"), F.crc32("value"))
@@ -159,7 +159,7 @@ def _sums(rows: DataFrame, name: str) -> DataFrame:
 
 
 def _keys(rows: DataFrame, name: str) -> DataFrame:
-    """A digest of each message, by stream and sequence."""
+    """Return a digest of each message, by stream and sequence."""
     pairs = F.transform(
         F.array_sort("headers"),
         lambda header: F.concat(header["key"], F.lit("\0"), F.hex(header["value"])),
@@ -184,7 +184,7 @@ LABELS = {
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The result, for a terminal."""
+    """Return the result as text for a terminal."""
     lines = ["sound" if result["sound"] else f"NOT SOUND: {', '.join(result['problems'])}"]
     lines += [f"{result[name]:>14,} {label}" for name, label in LABELS.items() if name in result]
     lines += [f"{name}: {', '.join(places)}" for name, places in result["examples"].items()]
