@@ -1,14 +1,14 @@
-"""What a group has, and how it is set up: its lists, counters and settings, its views, streams and consumers; and what
-it has for services: requests with replies, and schedules.
+"""The administration of a group (its lists, counters and settings, its views, streams and consumers), and its services:
+requests with replies, and schedules.
 
 A request is a message whose header `reply-to` names a stream that its sender reads:
 
     requester   makes reply.UUID, a temporary stream, and publishes {reply-to reply.UUID} to the stream of the service
     replier     receives that as any message, and publishes to reply.UUID
-    requester   reads the reply, and closes its file: the stream is gone
+    requester   reads the reply, and closes its file, which removes the stream
 
-A temporary stream goes with its last open file, so also with the connection or the process of the requester. A reply
-that comes later is refused as NotFound, and has no `reply-to` itself: nothing can go round for ever.
+A temporary stream is removed with its last open file, so also with the connection or the process of the requester. A
+later reply is refused as NotFound. A reply has no `reply-to` itself, so replies cannot loop.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from mqfs.syntax.names import check_file_name, stream_name
 
 
 class Administration:
-    """The part of a `Group` that handles no messages.
+    """The calls of a `Group` that handle no messages.
 
     Attributes:
-        path: Its path from the root, "/shop".
+        path: The group's path from the root, such as "shop"; empty: the root.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Administration:
         """List the streams.
 
         Returns:
-            Their names; with `escape=True` the texts.
+            Their names; with `escape=True`, the texts of these.
 
         Raises:
             NotFound: The group is missing.
@@ -91,7 +91,7 @@ class Administration:
         """Read the counters, `.stats`.
 
         Returns:
-            Those of the group, its streams and its consumers.
+            The counters of the group, its streams and its consumers.
 
         Raises:
             NotFound: The group is missing.
@@ -103,7 +103,7 @@ class Administration:
         """Read the settings of ctl.
 
         Returns:
-            All of them, defaults included; durations in seconds.
+            All settings, defaults included; durations in seconds.
 
         Raises:
             NotFound: The group is missing.
@@ -117,10 +117,10 @@ class Administration:
     # ------------------------------------------------------------ configuration
 
     def ctl(self, *lines: str | Settings) -> None:
-        """Change settings, and do what else ctl does.
+        """Change settings, or perform other commands of ctl.
 
         Args:
-            *lines: Lines of mqfs(4), "ctl", or `mqfs.Settings`. All take effect, or none.
+            *lines: Lines as in mqfs(4), "ctl", or `mqfs.Settings`. All take effect, or none.
 
         Raises:
             BadCommand: A line is invalid.
@@ -132,10 +132,10 @@ class Administration:
         write_lines(self._link, f"{self.path}/ctl", *texts)
 
     def bind(self, view: str, *patterns: str) -> None:
-        """Bind a view to patterns, or to more of them.
+        """Bind a view to patterns; an existing view gets these patterns, too.
 
         Args:
-            view: Its name.
+            view: The view's name.
             *patterns: Patterns or routing programs.
 
         Raises:
@@ -150,11 +150,11 @@ class Administration:
         """Remove a view, or one of its patterns.
 
         Args:
-            view: Its name.
+            view: The view's name.
             pattern: The pattern or routing program. Empty: the whole view.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The view or the pattern is missing.
         """
         self.ctl(f"unbind {quote_word(view)} {quote_word(pattern)}" if pattern else f"unbind {quote_word(view)}")
 
@@ -162,8 +162,8 @@ class Administration:
         """Republish dead letters to their streams, oldest first.
 
         Args:
-            stream: The stream they came from. Empty: all.
-            count: The most of them. None: all.
+            stream: Only dead letters that came from this stream. Empty: all.
+            count: The most dead letters. None: all.
 
         Raises:
             BadRequest: A count without a stream.
@@ -174,13 +174,13 @@ class Administration:
         self.ctl(" ".join(["redrive", *words, *([] if count is None else [str(count)])]))
 
     def purge(self, stream: str = "") -> None:
-        """Drop the retained messages.
+        """Drop the retained messages, except delayed ones.
 
         Args:
-            stream: Of this stream. Empty: of all.
+            stream: The stream. Empty: all streams.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The stream is missing.
         """
         self.ctl(f"clear {quote_word(self._name(stream))}" if stream else "clear")
 
@@ -188,7 +188,7 @@ class Administration:
         """Make streams, unless they exist.
 
         Args:
-            *streams: Their names.
+            *streams: The names of the streams.
 
         Raises:
             BadName: A name is not one of a stream.
@@ -200,7 +200,7 @@ class Administration:
         """Remove a stream with its messages, or a view.
 
         Args:
-            stream: Its name.
+            stream: The name of the stream or view.
 
         Raises:
             NotFound: It is missing.
@@ -213,22 +213,22 @@ class Administration:
         """Remove a consumer.
 
         Args:
-            consumer: Its name.
+            consumer: The consumer's name.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             Busy: It holds a claim.
         """
         self._link.remove(f"{self.path}/.consumers/{check_file_name(consumer)}")
 
 
 class Services(Administration):
-    """The part of a `Group` with requests, replies and schedules."""
+    """The calls of a `Group` for requests, replies and schedules."""
 
     def request(
         self, stream: str, body: Body, timeout: float = 10.0, *, headers: Mapping[str, str] | None = None
     ) -> Message:
-        """Publish a message, and wait for one reply. It is not delivered any more when the time is over.
+        """Publish a message, and wait for one reply. After the timeout the message is not delivered any more.
 
         Args:
             stream: The stream of the service, which must exist.
@@ -240,7 +240,7 @@ class Services(Administration):
             The reply.
 
         Raises:
-            TimeoutError: There was none in that time. The request may have been carried out.
+            TimeoutError: No reply came in time. The request may have been carried out.
             NotFound: The stream is missing, or has no reader: the group has `replay off`, and no consumer.
             BadRequest: The timeout is out of range.
             Denied: The user has no w on the stream, or none on the group.
@@ -258,7 +258,7 @@ class Services(Administration):
         try:
             message = Outgoing(stream, body, timeout, headers={**(headers or {}), REPLY_TO: name})
             receipt = self._publisher.publish(message, False, max(ends - time.monotonic(), 0.0))
-            if receipt.retained is False and not receipt.duplicate:  # a repeat may find it answered already
+            if receipt.retained is False and not receipt.duplicate:  # a repeated request may be answered already
                 raise NotFound(f"request failed: no consumer and no reader of stream {stream!r}")
             with CursorSubscription(self._link, self.path, [name], start="first", reconnect=False) as replies:
                 return replies.get(max(ends - time.monotonic(), 0))
@@ -271,7 +271,7 @@ class Services(Administration):
         """Publish the reply to a request, before it is acknowledged.
 
         Args:
-            request: The message, of a claim its `message`.
+            request: The message; for a claim, its `message`.
             body: See `publish`.
             headers: Texts by name. None: none.
 
@@ -279,7 +279,7 @@ class Services(Administration):
             See `publish`.
 
         Raises:
-            BadRequest: The message is no request: it has no header `reply-to`.
+            BadRequest: The message is not a request: it has no header `reply-to`.
             NotFound: The requester does not wait any more.
             Denied: The user has no w on the stream of replies.
         """
@@ -308,31 +308,31 @@ class Services(Administration):
         single: bool = False,
         create: bool = True,
     ) -> Receipt:
-        """Publish a message again and again. It survives restarts; runs that were missed meanwhile are one.
+        """Publish a message repeatedly. The schedule survives restarts; missed runs are made up by a single one.
 
-        Each run has the `id` NAME@TIME. The very same schedule again changes nothing, another one takes its place.
+        Each run has the `id` NAME@TIME. The very same schedule again changes nothing; another one replaces it.
 
         Args:
             name: The schedule's name in the group.
             stream: See `publish`.
             body: See `publish`; at most the size of one message.
-            every: How long between two runs, 1 s or more: seconds, "1h" or a timedelta. None: see `cron`.
-            cron: Five fields as of crontab, and perhaps a zone, such as "0 5 * * 1-5 Europe/Berlin"; else UTC. Empty:
+            every: The time between two runs, 1 s or more: seconds, "1h" or a timedelta. None: see `cron`.
+            cron: Five fields as in crontab, and perhaps a zone, such as "0 5 * * 1-5 Europe/Berlin"; else UTC. Empty:
                 see `every`.
             at: When `every` runs first: UNIX seconds or a datetime. None: after one period.
-            ttl: How long each message lives: see `publish`. None: as the group has it.
+            ttl: How long each message lives: see `publish`. None: the group's `ttl`.
             priority: See `publish`. None: 5.
             headers: See `publish`. None: none.
             single: See `publish`.
             create: Whether a missing stream is made.
 
         Returns:
-            Its `time_ns` is that of the next run; `duplicate`: there was the same already.
+            The receipt: `time_ns` is the time of the next run; `duplicate`: the same schedule existed.
 
         Raises:
             BadCommand: Both `every` and `cron` or none, or one is invalid.
             NotPermitted: A schedule of that name is another user's.
-            OverLimit: The group has too many.
+            OverLimit: The group has too many schedules.
         """
         if (every is None) == (not cron):
             raise BadCommand("schedule failed: every and cron (expected one of them)")
@@ -343,13 +343,13 @@ class Services(Administration):
         return self._publisher.publish(message, create)
 
     def unschedule(self, name: str) -> None:
-        """Remove a schedule. `Group.stats` has them all.
+        """Remove a schedule. `Group.stats` lists all schedules.
 
         Args:
-            name: Its name.
+            name: The schedule's name.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The schedule is missing.
             Denied: The user may not write ctl.
         """
         self.ctl(f"unschedule {quote_word(name)}")

@@ -1,7 +1,7 @@
-"""`mqfs.aio`: the library for async programs of trio and asyncio, name for name the same calls.
+"""`mqfs.aio`: the library for async programs of trio and asyncio, with the same calls by the same names.
 
-A short call runs its sync twin in a thread. Readers that wait have none: their source says when a message has come, a
-connection's receiver for all of 9P, a watcher for all rings; then a thread of the few that the client's readers share
+A short call runs its sync twin in a thread. Waiting readers have no thread: their source calls when a message has come
+(the receiver of a 9P connection, or a watcher for all rings), and one of a few threads that the client's readers share
 gets it. Cancelling a wait loses no message; other calls run to their end. Handlers run in the event loop.
 
     await group.publish(...)  ->  thread: Group.publish         shielded from being cancelled
@@ -47,20 +47,20 @@ S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
-READERS, CLOSERS = 4, 2  # threads of a client that open readers and get what has come, and that close readers
-FETCHED = 256  # messages that are got at once where a transport has received them together
+READERS, CLOSERS = 4, 2  # threads of a client that open readers and get messages, and that close readers
+FETCHED = 256  # messages got at once, if a transport has received them together
 
 
 async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run a call to its end, also if cancelled. `limiter`: of calls that hold up no other ones; else any number run."""
+    """Run a call to its end, also if cancelled. `limiter`: for calls that must not block others; None: no limit."""
     with anyio.CancelScope(shield=True):
         value = await anyio.to_thread.run_sync(call, limiter=limiter or anyio.CapacityLimiter(1))
     return value
 
 
 async def open_in_thread(open: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run a call that opens something. Where asyncio itself cancels the task, which no shield stops, that is closed
-    once it is open: no one has it."""
+    """Run a call that opens something. If asyncio itself cancels the task, which no shield stops, the opened object is
+    closed, as no caller has it."""
     opened = Future[Any]()
 
     def run() -> T:
@@ -87,7 +87,7 @@ def close_unwanted(opened: Future[Any]) -> None:
 
 
 def lifted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
-    """The async twin of a method of `self.sync`."""
+    """Return the async twin of a method of `self.sync`."""
 
     @wraps(method)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -97,7 +97,7 @@ def lifted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, 
 
 
 def like(twin: Callable[..., Any]) -> Callable[[F], F]:
-    """Document an async method as its sync twin."""
+    """Return a decorator that copies the docstring of the sync twin."""
 
     def documented(method: F) -> F:
         method.__doc__ = twin.__doc__
@@ -116,7 +116,7 @@ class Loop:
         self._scopes: set[anyio.CancelScope] = set()
         self._cancelled = False
         self.readers = anyio.CapacityLimiter(READERS)
-        self.closers = anyio.CapacityLimiter(CLOSERS)  # others: closing ends a reader that waits for its server
+        self.closers = anyio.CapacityLimiter(CLOSERS)  # separate: readers may all wait for a server until closed
 
     def soon(self, call: Callable[[], object]) -> None:
         """Run a call in the loop, from any thread, without waiting."""
@@ -124,13 +124,13 @@ class Loop:
             self._soon(call)
 
     def call(self, handler: Callable[..., object], *args: object) -> None:
-        """Run a handler, from a thread. Raises what the handler does, and HandlerGone where it was cancelled, or the
-        loop has ended."""
+        """Run a handler, from a thread. Raises the handler's errors, and HandlerGone if it was cancelled or the loop
+        has ended."""
         begun: list[bool] = []
         try:
             anyio.from_thread.run(self._call, begun, handler, *args, token=self._token)
         except RuntimeError as error:
-            if begun:  # it is the handler's
+            if begun:  # the handler's error
                 raise
             raise HandlerGone("the event loop has ended (expected the client to be closed before)") from error
 
@@ -156,7 +156,7 @@ class Loop:
             raise HandlerGone("the handler was cancelled")
 
     def cancel(self) -> None:
-        """Cancel the handlers under way, and those to come."""
+        """Cancel running and later handlers."""
         self._cancelled = True
         for scope in list(self._scopes):
             scope.cancel()
@@ -164,14 +164,14 @@ class Loop:
 
 @attrs.frozen
 class InLoop:
-    """A handler for the sync library. Equal for the same handler, which is registered once."""
+    """A handler for the sync library. Objects of the same handler are equal, so that it is registered once."""
 
     loop: Loop
     handler: Callable[..., object]
 
     @property
     def shown(self) -> Callable[..., object]:
-        """For filters of the group."""
+        """The handler as filters of the group see it."""
         return self.handler
 
     def __call__(self, *args: object) -> None:
@@ -179,15 +179,15 @@ class InLoop:
 
 
 class Waiter(Generic[T]):
-    """Wait for the items of a source, one task at a time."""
+    """The async wait for the items of a source, by one task at a time."""
 
     def __init__(self, source: Waiting[T], loop: Loop, most: int = FETCHED) -> None:
         """`most`: items received at once."""
         self._source, self._loop, self._most = source, loop, most
-        self._ready: deque[T | Exception] = deque()  # received, and not returned or raised yet
+        self._ready: deque[T | Exception] = deque()  # received, not returned or raised yet
 
     async def get(self, timeout: float | None = None) -> T:
-        """The next item. Being cancelled ends the wait; an item that arrives all the same is kept."""
+        """Return the next item. Cancelling ends the wait; an item that arrives all the same is kept for the next."""
         await anyio.lowlevel.checkpoint()
         deadline = inf if timeout is None else time.monotonic() + timeout
         while not self._ready:
@@ -214,17 +214,17 @@ class Waiter(Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was received that is not returned yet."""
+        """Whether all received items were returned."""
         return not self._ready
 
     def clear(self) -> list[T | Exception]:
-        """Drop and return what was received, or raised: the source is closed."""
+        """Drop and return the received items and errors, as the source is being closed."""
         items = [*self._ready]
         self._ready.clear()
         return items
 
     async def _wait(self, deadline: float) -> None:
-        """Wait until there is an item, or the deadline; then read."""
+        """Wait until an item has arrived, or the deadline; then read."""
         arrived = anyio.Event()
         after_s, timeout_s = inf, 0.0
         try:
@@ -236,7 +236,7 @@ class Waiter(Generic[T]):
             with anyio.move_on_after(until - time.monotonic() if until < inf else None):
                 await arrived.wait()
         except BaseException:
-            await self._read(0.0)  # take the request back, or what it was answered with
+            await self._read(0.0)  # cancel the begun read, or keep the item that answered it
             raise
         await self._read(0.0 if arrived.is_set() else timeout_s)
 
@@ -244,7 +244,7 @@ class Waiter(Generic[T]):
         await in_thread(partial(self._fetch, timeout), self._loop.readers)
 
     def _fetch(self, timeout: float) -> None:
-        """Get what is there, on a thread; an error comes after the items before it."""
+        """Get the present items, on a thread; an error is queued after the items before it."""
         try:
             self._ready.append(self._source.get(timeout))
             while self._source._has_next() and len(self._ready) < self._most:
@@ -280,7 +280,7 @@ class AsyncSubscription:
         return self.sync.lost(error)
 
     async def close(self) -> None:
-        """End it; a task that waits in it gets the end."""
+        """Close the subscription; it ends for a waiting task, too."""
         self._waiting.clear()
         await in_thread(self.sync.close, self._loop.closers)
 
@@ -300,7 +300,7 @@ class AsyncSubscription:
 
 
 class AsyncClaim(OfMessage):
-    """See `Claim`. Its block's clean exit acknowledges, an exception is a nack, being cancelled a release."""
+    """See `Claim`. A clean exit of its block acknowledges, an exception is a nack, being cancelled a release."""
 
     def __init__(self, claim: Claim) -> None:
         self.sync = claim
@@ -308,12 +308,12 @@ class AsyncClaim(OfMessage):
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, requeued, or made a dead letter."""
+        """Whether the message was acknowledged, requeued, or made a dead letter."""
         return self.sync.settled
 
     @property
     def sequence(self) -> int:
-        """The sequence of the claim: of a body in parts, the last part\'s."""
+        """The sequence of the claim; for a body in parts, the last part's."""
         return self.sync.sequence
 
     ack = lifted(Claim.ack)
@@ -338,16 +338,16 @@ class AsyncClaim(OfMessage):
 def release(claim: Claim) -> None:
     """Release a claim, unless it is settled."""
     if not claim.settled:
-        with suppress(MqfsError):  # it is requeued already
+        with suppress(MqfsError):  # the server has requeued it already
             claim.release()
 
 
 class AsyncClaims:
-    """See `Claims`; one task at a time claims, any may settle."""
+    """See `Claims`. One task at a time may claim, any may settle."""
 
     def __init__(self, claims: Claims, loop: Loop) -> None:
         self.sync, self._loop = claims, loop
-        self._waiting: Waiter[Claim] = Waiter(claims, loop, 1)  # the others lie ahead
+        self._waiting: Waiter[Claim] = Waiter(claims, loop, 1)  # `claims` has the prefetched ones
 
     @like(Claims.get)
     async def get(self, timeout: float | None = None) -> AsyncClaim:
@@ -371,18 +371,18 @@ class AsyncClaims:
 
     @property
     def name(self) -> str:
-        """The consumer's name; of a stream's default one `.` and the stream."""
+        """The consumer's name; for a stream's default consumer, `.` and the stream."""
         return self.sync.name
 
     @property
     def renew_s(self) -> float:
-        """Seconds after which `async with claim:` renews the lease, as it was read last. 0: never."""
+        """Seconds after which `async with claim:` renews its claim, by the last known lease. 0: never."""
         return self.sync.renew_s
 
     finish = lifted(Claims.finish)
 
     async def close(self, release: bool = True) -> None:
-        """Close the handle; a task that waits gets the end.
+        """Close the handle; a waiting task gets the end.
 
         Args:
             release: Whether open claims are requeued uncounted; else they count as failed.
@@ -395,7 +395,7 @@ class AsyncClaims:
             if isinstance(item, Claim):
                 self.sync._give_back(item)
             elif isinstance(item, MqfsError) and not isinstance(item, Disconnected | Interrupted):
-                failures.append(item)  # of an acknowledgement: a `get` that was cancelled has raised it to no one
+                failures.append(item)  # of an acknowledgement; a cancelled `get` could not raise it
         await in_thread(partial(self.sync.close, release), self._loop.closers)
         self._waiting.clear()
         if release and failures:
@@ -480,7 +480,7 @@ O = TypeVar("O", "AsyncClaims", "AsyncClient", "AsyncSubscription", "AsyncWriter
 
 
 class Opening(Generic[O]):
-    """A call that opens something: it can be awaited, entered by `async with`, which closes it, or iterated.
+    """A call that opens something: it can be awaited, entered by `async with`, which closes the object, or iterated.
 
     messages = await group.subscribe()
     async with group.subscribe() as messages: ...
@@ -522,7 +522,7 @@ Registered: TypeAlias = Callable[Concatenate["AsyncGroup", Patterns, AsyncHandle
 
 
 def opens(method: Callable[Concatenate[Group, P], S], wrap: Callable[[S, Loop], O]) -> Opens[P, O]:
-    """The async twin of a method of a group that opens something."""
+    """Return the async twin of a method of a group that opens something."""
 
     @wraps(method)
     def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> Opening[O]:
@@ -536,7 +536,7 @@ def opens(method: Callable[Concatenate[Group, P], S], wrap: Callable[[S, Loop], 
 
 
 def registering(method: Callable[Concatenate[Group, Patterns, Handler, P], Registration]) -> Registered[P]:
-    """The async twin of a method of a group that registers a handler, which is called in the event loop."""
+    """Return the async twin of a method of a group that registers a handler; it is called in the event loop."""
 
     @wraps(method)
     async def call(
@@ -547,14 +547,14 @@ def registering(method: Callable[Concatenate[Group, Patterns, Handler, P], Regis
         run = partial(method, self.sync, pattern, InLoop(self._loop, handler), *args, **kwargs)
         return AsyncRegistration(await in_thread(run), handler)
 
-    return cast("Registered[P]", call)  # both may be given by name, which Concatenate cannot say
+    return cast("Registered[P]", call)  # pattern and handler may be given by name, which Concatenate cannot express
 
 
 class AsyncGroup:
     """See `Group`."""
 
     def __init__(self, group: Group, loop: Loop, workers: WeakSet[Worker]) -> None:
-        """`workers`: that are stopped with the client."""
+        """`workers`: the client stops them when it is closed."""
         self.sync, self.path, self.filters = group, group.path, group.filters
         self._loop, self._workers = loop, workers
 
@@ -665,7 +665,7 @@ class AsyncClient:
         await in_thread(self.sync.close)
 
     def cancel_handlers(self) -> None:
-        """Cancel the handlers under way, and those to come."""
+        """Cancel running and later handlers."""
         self._loop.cancel()
 
     async def __aenter__(self) -> AsyncClient:
@@ -678,7 +678,7 @@ class AsyncClient:
 
 
 def opening(make: Callable[P, sync.Client]) -> Callable[P, Opening[AsyncClient]]:
-    """The async twin of `mqfs.connect` or `mqfs.open`."""
+    """Return the async twin of `mqfs.connect` or `mqfs.open`."""
 
     @wraps(make)
     def client(*args: P.args, **kwargs: P.kwargs) -> Opening[AsyncClient]:

@@ -1,7 +1,7 @@
 """The retained messages of a group as record batches of Arrow, for half the processor time of `history`.
 
-A chunk that the server sends becomes a batch at once, without an object a message. Only bodies in parts are put
-together message by message.
+A chunk of the server becomes a batch at once, without an object for each message. Only bodies in parts are assembled
+message by message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _header_map(data: Buffer, columns: ArrowColumns) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Headers as texts; those that are no UTF-8, which older stores may hold, as the library shows them."""
+    """Return headers as texts. Those that are not UTF-8, which older stores may have, are decoded as elsewhere in the
+    library."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -62,7 +63,7 @@ class ColumnSubscription(CursorSubscription):
 
     _read_bytes = 1 << 19  # a batch costs as much as a thousand messages
     _ready: deque[pa.RecordBatch]
-    has_headers = False  # of messages: these are batches
+    has_headers = False  # for messages only, and the items are batches
 
     @staticmethod
     def _sequence_of(batch: pa.RecordBatch) -> int:
@@ -99,7 +100,7 @@ class ColumnSubscription(CursorSubscription):
             self._turn.release()
 
     def _assemble(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, without bodies in parts of which some are missing and with those that are whole now."""
+        """Return the batch with complete bodies in place of their parts; parts of incomplete bodies are kept back."""
         keys = batch.column(4).keys
         if not self._assembly.is_open and not (len(keys) and pc.any(pc.equal(keys, headers.PART)).as_py()):
             return batch
@@ -125,7 +126,7 @@ def _batch(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def reader_of(subscription: ColumnSubscription) -> pa.RecordBatchReader:
-    """A reader that closes the subscription at its end."""
+    """Return a reader that closes the subscription at its end."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         with subscription:

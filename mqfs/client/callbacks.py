@@ -1,11 +1,11 @@
 """Registrations: handlers that are called with each message of their patterns.
 
-A registration queues messages, calls its handler, and drops duplicates that another registration of that handler got.
-The messages come from a dispatcher (dispatching.py).
+A registration queues messages, calls its handler, and drops messages that another registration of that handler got
+already. The messages come from a dispatcher (dispatching.py).
 
-One for messages that go to one receiver each has threads that claim them, and call the handler. A claim is of one
-stream. So for a pattern, and for a name of which there is no stream yet, a thread looks for streams to come each
-LOOK_S, as qlobber-fsq polls its folder. It ends when all that is named was found.
+A registration with `single` has threads that claim messages and call the handler. A claim is of one stream. So for a
+pattern, and for a name without a stream, a thread looks for new streams every LOOK_S, as qlobber-fsq polls its folder.
+That thread ends when there is no pattern and a stream of each name was found.
 
     on(["a", "log.*"], single=True): `a` is there -> handles on it; `log.*` -> look; `log.x` is made -> handles on it
 """
@@ -41,35 +41,36 @@ Handler: TypeAlias = Callable[[Message], object]
 OnError: TypeAlias = Callable[[Exception, Message | None], object]
 Report: TypeAlias = Callable[[BaseException, Message | None], object]
 DEDUPLICATION_WINDOW = 16_384  # messages by which a pattern of a handler may lag behind another
-QUEUED = 1_024  # messages for one handler: one that is slower gets a subscription of its own
-# Registrations and workers whose handler is running: it may end its own, which then does not wait for it.
+QUEUED = 1_024  # messages for one handler: with more it gets a subscription of its own
+# Registrations and workers whose handler runs in this context: a handler may end its own, which does not wait for it.
 inside: ContextVar[frozenset[object]] = ContextVar("inside", default=frozenset())
 
 
 class Later(enum.Enum):
-    """The answer of a filter that wants to be asked again."""
+    """The answer of a filter that is to be called again later with the message."""
 
     LATER = "later"
 
 
 LATER = Later.LATER
-# Which handlers of a group are called: (message, handlers) to those; None: all. On the thread of the dispatcher.
+# A filter of a group: it returns which of the handlers are called with the message; None: all. It runs on the thread of
+# the dispatcher.
 HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] | Literal[Later.LATER] | None]
 
 
 class HandlerGone(Exception):
-    """A handler was cancelled, or the event loop that it runs in has ended: it is called no more, and its claims are
-    released."""
+    """A handler was cancelled, its event loop has ended, or its registration has. It is not called again, and its
+    claims are released."""
 
 
 def log_error(error: Exception, message: Message | None, source: str = "subscription") -> None:
-    """The `on_error` of registrations and workers without one."""
+    """Log an error: the default `on_error` of registrations and workers."""
     at = f"message {message.sequence} of {message.stream}" if message is not None else source
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
 
 
 def report(on_error: OnError, error: BaseException, message: Message | None) -> None:
-    """Call an `on_error`. What it raises ends no thread of the library, and neither does a SystemExit of a handler."""
+    """Call an `on_error`. Neither its own exceptions nor a SystemExit of a handler end a thread of the library."""
     if not isinstance(error, Exception):
         cause, error = error, RuntimeError(f"the handler raised {error!r} (expected an Exception)")
         error.__cause__ = cause
@@ -82,7 +83,7 @@ def report(on_error: OnError, error: BaseException, message: Message | None) -> 
 
 
 class Deduplication:
-    """The state that the listeners of one handler share: each message is for the first that receives it."""
+    """The state that the listeners of one handler share: a message is for the first listener that receives it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,11 +111,12 @@ class Shared:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether a forked child has this: no handlers run here, and a lock may be a thread's that is not here."""
+        """Whether this process is a forked child: no handlers run in it, and a lock may be held by a thread that only
+        the parent has."""
         return self._process != os.getpid()
 
     def choose(self, message: Message, listeners: Sequence[Listener]) -> Sequence[Listener] | Later:
-        """The listeners whose handlers pass the group's filters. Raises what a filter raises."""
+        """Return the listeners whose handlers pass the group's filters, or LATER. Raises the errors of filters."""
         for passes in list(self.filters):
             chosen = passes(message, {listener.shown for listener in listeners})
             if isinstance(chosen, Later):
@@ -130,7 +132,7 @@ class Registration:
 
     Attributes:
         handler: The function that is called.
-        patterns: Its streams, views and patterns; none: everything.
+        patterns: The streams, views and patterns; none: everything.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -146,15 +148,15 @@ class Registration:
         return self._listener.active
 
     def unsubscribe(self, wait: bool = True) -> None:
-        """Start no more calls.
+        """End the registration: no more calls start.
 
         Args:
-            wait: Whether to wait until the calls under way return, unless this is called by one of them.
+            wait: Whether to wait until running calls return; one of these calls itself does not wait.
         """
         self._listener.unsubscribe(wait)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end: by `once`, `unsubscribe`, or the removal of its group.
+        """Wait for the end of the registration: by `once`, `unsubscribe`, or the removal of its group.
 
         Args:
             timeout: The most seconds to wait. None: without limit.
@@ -163,7 +165,7 @@ class Registration:
 
 
 class Listener:
-    """The state of a registration: the messages that wait for its handler, and the calls."""
+    """The state of a registration: the queued messages and the running calls of its handler."""
 
     __slots__ = (
         "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",
@@ -185,19 +187,19 @@ class Listener:
     ) -> None:
         self.patterns, self.handler, self.single = patterns, handler, single
         self.registration = Registration(self)
-        self.withdraw: Callable[[Listener], None] | None = None  # be offered no more messages; the lock is held
+        self.withdraw: Callable[[Listener], None] | None = None  # stops offers of messages; called with the lock held
         self._shared, self._filters, self._concurrency = shared, filters, concurrency
         self._once, self.dedup, self.on_error = once, dedup, on_error or log_error
-        self.options: Mapping[str, object] = {}  # that it was registered with
+        self.options: Mapping[str, object] = {}  # the options of its registration
         self._deduplication: Deduplication | None = None
         self._waiting: deque[Message] | None = None
-        self._start = -1  # the first sequence that it gets; -1: not known yet
-        self._running = 0  # calls
-        self.closed = False  # to new messages
+        self._start = -1  # the first sequence for it; -1: unknown until `begin`
+        self._running = 0  # running calls
+        self.closed = False  # for new messages
 
     @property
     def shown(self) -> Handler:
-        """The handler as its user knows it."""
+        """The handler that the program registered."""
         shown: Handler = getattr(self.handler, "shown", self.handler)
         return shown
 
@@ -206,7 +208,7 @@ class Listener:
         return not self.closed or bool(self._running or self._waiting)
 
     def share(self, others: Sequence[Listener]) -> None:
-        """Call the handler once with a message that several of its listeners get."""
+        """Share the deduplication of other listeners of the handler: it is called once for a message of several."""
         if others:
             shared = others[0]._deduplication or Deduplication()
             for listener in (self, *others):
@@ -228,7 +230,7 @@ class Listener:
             changed.wait_for(lambda: not self.active, timeout)
 
     def close(self) -> None:
-        """Take no more messages; call the handler with those that wait. The lock is held."""
+        """Accept no more messages; the handler is still called with the queued ones. The caller holds the lock."""
         if not self.closed:
             self.closed = True
             self._shared.on_closed(self)
@@ -239,15 +241,15 @@ class Listener:
     # ------------------------------------------------------------ messages
 
     def wants(self, message: Message) -> bool:
-        """Whether its filters pass a message."""
+        """Whether the listener's filters pass a message."""
         return not self._filters or all(passes(message) for passes in self._filters)
 
     def _is_first(self, message: Message) -> bool:
-        """Whether no other listener of the handler got a message: this one is about to."""
+        """Whether no other listener of the handler got a message before; records that this one does."""
         return self._deduplication is None or self._deduplication.is_first(message)
 
     def begin(self, start: int) -> None:
-        """Call the handler with the messages from that sequence on, those that wait already too."""
+        """Call the handler with the messages from sequence `start` on, including queued ones."""
         with self._shared.changed:
             mine = (m for m in self._waiting or () if m.sequence >= start and self._is_first(m))
             early = list(islice(mine, 1 if self._once else None))
@@ -258,13 +260,14 @@ class Listener:
                 self._call_on_thread()
 
     def offer(self, message: Message) -> bool:
-        """Queue a call of the handler with a message. False: the queue is full."""
+        """Queue a call of the handler with a message, if it is for this listener. Returns False if the queue is
+        full."""
         with self._shared.changed:
             if self.closed or message.sequence < self._start:
                 return True
             if self._waiting is not None and len(self._waiting) >= QUEUED:
                 return False
-            if self._start >= 0 and not self._is_first(message):  # before `begin` it may fail, and get none
+            if self._start >= 0 and not self._is_first(message):  # not before `begin`, which may fail
                 return True
             if self._waiting is None:
                 self._waiting = deque()
@@ -277,7 +280,7 @@ class Listener:
             return True
 
     def wait_until_free(self) -> None:
-        """Wait until the handler would be called at once."""
+        """Wait until the handler could be called at once, or the listener is closed."""
         changed = self._shared.changed
         with changed:
             changed.wait_for(lambda: self.closed or (self._running < self._concurrency and not self._waiting))
@@ -288,7 +291,7 @@ class Listener:
     # ------------------------------------------------------------ calls
 
     def call(self, message: Message) -> None:
-        """Call the handler on this thread. Raises what it raises, and HandlerGone where it receives no more."""
+        """Call the handler on this thread. Raises the handler's errors, and HandlerGone if the listener is closed."""
         changed, token = self._shared.changed, inside.set(inside.get() | {self})
         with changed:
             if self.closed:
@@ -329,11 +332,11 @@ class Listener:
 
 # ---------------------------------------------------------------- threads
 
-IDLE = 8  # threads that stay
+IDLE = 8  # threads kept for later calls
 
 
 class Threads:
-    """Threads for handlers: one for each call that runs, of which IDLE stay for the next calls."""
+    """The threads for handlers: one for each running call; up to IDLE are kept for later calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -359,7 +362,7 @@ class Threads:
             call = self._calls.get()
 
     def close(self) -> None:
-        """End the idle ones, and the others when their calls return."""
+        """End the idle threads now, and the others when their calls return."""
         with self._lock:
             self._closed, idle, self._idle = True, self._idle, 0
         for _ in range(idle):
@@ -367,16 +370,16 @@ class Threads:
 
 
 class ClaimCalls:
-    """The calls of a handler with the claims of one handle. A refusal that passes, as of a full disk, does not end
-    them: they pause, settle what was not settled, and go on."""
+    """The calls of a handler with the claims of one handle. A temporary refusal, by a full disk, for example, does not
+    end them: after a pause the unsettled claim is settled, and the calls continue."""
 
     def __init__(self, claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> None:
-        """`on_error`: called with what fails; it raises nothing."""
+        """`on_error`: called with errors; it must not raise."""
         self._claims, self._handler, self._on_error = claims, handler, on_error
-        self._raised: Claim | None = None  # the last claim, where its handler has raised
+        self._raised: Claim | None = None  # the last claim, if its handler has raised
 
     def run(self) -> None:
-        """Call the handler on this thread until there are no more claims or it raises HandlerGone; then close them."""
+        """Call the handler on this thread until the claims end or it raises HandlerGone; then close the claims."""
         try:
             with self._claims:
                 self._call_all()
@@ -384,7 +387,7 @@ class ClaimCalls:
             self._on_error(error, None)
 
     def _call_all(self) -> None:
-        """Raises what ends them: Denied, Disconnected, NotFound."""
+        """Call the handler with each claim. Raises the errors that end the calls: Denied, Disconnected, NotFound."""
         backoff = Backoff(True, self._claims._closed)
         while True:
             try:
@@ -392,7 +395,7 @@ class ClaimCalls:
                 claim = next(self._claims, None)
             except (Denied, Disconnected, NotFound):
                 raise
-            except Stale as error:  # of the last acknowledgement: that message is redelivered
+            except Stale as error:  # of the last acknowledgement; its message is redelivered
                 self._on_error(error, None)
             except MqfsError as error:
                 self._on_error(error, None)
@@ -406,36 +409,36 @@ class ClaimCalls:
                 backoff = Backoff(True, self._claims._closed)
 
     def _settle_again(self) -> None:
-        """Settle the last claim where that was refused: no other program gets it until then."""
+        """Settle the last claim again after a refusal: until then no other program gets its message."""
         if not self._claims._closed.is_set():
             for claim in [*self._claims._open_claims]:
-                with suppress(Disconnected):  # which requeues it; the next read connects again
+                with suppress(Disconnected):  # this requeues it; the next read connects again
                     if claim is self._raised:
                         claim.nack()
                     else:
                         claim.ack()
 
     def _call(self, claim: Claim) -> bool:
-        """False: the handler is to be called no more."""
+        """Call the handler with a claim. Returns False if the handler must not be called again."""
         try:
             with claim:
                 self._raised = claim
                 try:
                     self._handler(claim)
                 except HandlerGone:
-                    with suppress(MqfsError):  # it is settled, or requeued already
+                    with suppress(MqfsError):  # the claim is settled, or requeued already
                         claim.release()
                     raise
                 self._raised = None
         except HandlerGone:
             return False
-        except BaseException as error:  # of the handler, or its claim is gone
+        except BaseException as error:  # of the handler, or of settling the claim
             self._on_error(error, claim.message)
         return True
 
 
 class Worker:
-    """Threads, one a handle on a consumer, that call a handler with each claim, from `Group.work` to `stop`."""
+    """Threads, each with a handle on a consumer, that call a handler with each claim, from `Group.work` to `stop`."""
 
     def __init__(
         self, handles: Sequence[Claims], handler: Callable[[Claim], object], on_error: OnError | None = None
@@ -455,21 +458,21 @@ class Worker:
         ClaimCalls(claims, self._handler, partial(report, self._on_error)).run()
 
     def stop(self) -> None:
-        """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
+        """Claim no more messages, and wait for running handlers; a handler that calls this does not wait."""
         for claims in self._handles:
             claims.finish()
         if self not in inside.get():
             self.join()
 
     def close(self) -> None:
-        """Stop it: `stop` by the name that subscriptions and claims have for it."""
+        """Call `stop`; subscriptions and claims have the same name for it."""
         self.stop()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of its threads: by `stop`, or the removal of the consumer.
+        """Wait for the end of the worker's threads: by `stop`, or the removal of the consumer.
 
         Args:
-            timeout: The most seconds to wait for each. None: without limit.
+            timeout: The most seconds to wait for each thread. None: without limit.
         """
         for thread in self._threads:
             thread.join(timeout)
@@ -494,11 +497,12 @@ class Streams:
     take: Callable[[str], Claims]
 
     def plain(self) -> set[str]:
-        """Those that are no patterns."""
+        """Return the names that are not patterns."""
         return {name for name in self.names if not has_wildcard(name, self.words)}
 
     def present(self) -> list[str]:
-        """Those that may be there. Raises NotFound where the group is removed."""
+        """Return the names of streams to open, which may be missing if no name is a pattern. Raises NotFound if the
+        group was removed."""
         plain = self.plain()
         if self.names and len(plain) == len(self.names):
             return sorted(plain)
@@ -506,14 +510,15 @@ class Streams:
 
 
 class Taking:
-    """Threads for a listener's handles on each stream. It ends with the listener, or ends it with the last handle."""
+    """The handles of a listener on each stream, a thread each. They end with the listener, and the end of the last one
+    closes the listener."""
 
     def __init__(self, shared: Shared, listener: Listener, streams: Streams, concurrency: int) -> None:
-        """Raises what opening a stream does that is there."""
+        """Open handles on the existing streams. Raises the errors of that, except NotFound."""
         self._shared, self._listener, self._streams, self._concurrency = shared, listener, streams, concurrency
         self._handles: dict[Claims, str] = {}
         self._refused: set[str] = set()
-        self._left = streams.plain() if streams.names else set()  # not found yet
+        self._left = streams.plain() if streams.names else set()  # names without a stream so far
         self._has_patterns = not streams.names or len(self._left) < len({*streams.names})
         self._looks = True
         self._ended = threading.Event()
@@ -529,7 +534,7 @@ class Taking:
 
     def remove(self, listener: Listener) -> None:
         self._ended.set()
-        self._shared.threads.run(self._finish)  # not here: the lock is held
+        self._shared.threads.run(self._finish)  # on another thread: the lock is held here
 
     def _finish(self) -> None:
         self._ended.set()
@@ -550,7 +555,7 @@ class Taking:
                 except Disconnected as error:
                     if error.final:
                         raise
-                except MqfsError as error:  # a limit, say: the next look may have more success
+                except MqfsError as error:  # a limit, for example: the next look may succeed
                     if not fails:
                         self._listener.report(error, None)
                     fails = True
@@ -562,7 +567,7 @@ class Taking:
             self._end_without_handles()
 
     def _look(self, *raised: type[MqfsError]) -> None:
-        """Open handles on streams that have none. `raised`: errors that are raised, and not reported."""
+        """Open handles on streams without any. If `raised` is given, Denied is raised instead of reported."""
         known = {*self._handles.values()} | self._refused
         for name in self._streams.present():
             if name in known:
@@ -592,7 +597,7 @@ class Taking:
         for claims in handles:
             threading.Thread(target=self._run, args=(claims,), name="mqfs-listener", daemon=True).start()
         if self._ended.is_set():
-            self._finish()  # meanwhile
+            self._finish()  # ended meanwhile
 
     # ------------------------------------------------------------ messages
 
@@ -610,5 +615,5 @@ class Taking:
         try:
             self._listener.call(claim.message)
         except HandlerGone:
-            self._ended.set()  # no stream is looked for any more
+            self._ended.set()  # stop looking for streams
             raise

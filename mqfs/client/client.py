@@ -18,7 +18,7 @@ from mqfs.net.sockets import UnixAddress, default_address, parse_addresses
 from mqfs.syntax.names import check_file_name, stream_name
 
 TRANSPORTS = ("auto", "ring", "9p")
-SETTINGS_S = 5.0  # for which others may be in the way of settings
+SETTINGS_S = 5.0  # for which changing settings is retried while the group is busy
 
 
 def connect(
@@ -33,20 +33,20 @@ def connect(
 ) -> Client:
     """Connect to a server.
 
-    Over TLS, MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT
-    that of the client's certificate and key.
+    Over TLS, MQFS_CA in the environment is the file of trusted authorities (else the system's), and MQFS_CERT the file
+    of the client's certificate and key.
 
     Args:
         address: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, `HOST:PORT`, or as servers print it: `unix!PATH`,
-            `tcp!HOST!PORT`, `tls!HOST!PORT`. Several, with commas between, are a primary and its standbys: the one
-            that serves is used, and after a takeover the next one. None: $MQFS_ADDRESS, else ./mqfs.sock, else
+            `tcp!HOST!PORT`, `tls!HOST!PORT`. Several, with commas between, are a primary and its standbys: the client
+            uses the one that serves, and after a takeover the next. None: $MQFS_ADDRESS, else ./mqfs.sock, else
             mqfs.sock in the user's runtime folder.
         transport: "9p"; "ring": shared memory of a server on this machine; "auto": shared memory where possible.
-        user: The name of the user. Empty: that of the process, or of the token.
+        user: The name of the user. Empty: the user of the process, or of the token.
         aname: The group to be the root. Empty: the root of the tree.
         timeout: The most seconds to connect. None: without limit.
-        reconnect: Whether calls reconnect after a loss, and subscriptions and consumers wait for the server; a number:
-            at most that many seconds.
+        reconnect: Whether calls reconnect after a lost connection, and subscriptions and consumers wait for the server;
+            a number: at most that many seconds.
         token: The secret that identifies a client over TCP or TLS. Empty: none.
 
     Returns:
@@ -57,7 +57,7 @@ def connect(
         BadAddress: The address is invalid.
         BadConfig: A certificate cannot be read.
         BadRequest: The transport is unknown, or a token is given with a unix socket.
-        Unsupported: With `transport="ring"`: there are no rings, with the reason.
+        Unsupported: With `transport="ring"`: rings cannot be used; the text has the reason.
         Denied: The user, or the token, is refused.
     """
     if address is None:
@@ -87,14 +87,15 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Settings | Sequence[
     """Open a store with the engine in this process, which locks it until `close`.
 
     Args:
-        store: Its folder, made if it is missing. None: in memory.
+        store: The store's folder, made if it is missing. None: in memory.
         defaults: Settings of new groups, or lines of ctl.
 
     Returns:
         A client.
 
     Raises:
-        BadStore: Another process has it; the text says how to reach that. Or it has a replicated log, or is damaged.
+        BadStore: Another process has the store open; the text says how to reach it. Or the store has a replicated log,
+            or is damaged.
         BadCommand: A line is invalid.
     """
     from mqfs.client.transport.embedded import EmbeddedTransport
@@ -104,7 +105,7 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Settings | Sequence[
 
 
 def require_lines(what: str, lines: Sequence[str]) -> Sequence[str]:
-    """Raises TypeError for a text, whose characters would be the lines."""
+    """Return lines. Raises TypeError for a single text, each character of which would be a line."""
     if isinstance(lines, str | bytes):
         raise TypeError(f"invalid {what} {lines!r} (expected a list of lines)")
     return lines
@@ -134,20 +135,20 @@ class Client:
         """Open a group.
 
         Args:
-            path: Its path from the root. Empty: the root.
-            create: Whether it, and those above it, are made where they are missing.
-            settings: Settings to change. Where they are refused, nothing is made. None: none.
+            path: The group's path from the root. Empty: the root.
+            create: Whether the group, and groups above it, are made where they are missing.
+            settings: Settings to change. If they are refused, nothing is made. None: none.
             ctl: More lines to write to its ctl: mqfs(4).
-            escape: Whether any text is the name of a stream for its calls, as `mqfs.escape` makes names of them;
+            escape: Whether its calls accept any text as the name of a stream, and escape it as `mqfs.escape` does;
                 `Message.topic` is the text.
 
         Returns:
-            The group; the same object for the same path.
+            The group; the same object for the same path and `escape`.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The group is missing.
             BadCommand: A setting is invalid.
-            Denied: The user may not make it, or write its ctl.
+            Denied: The user may not make the group, or write its ctl.
         """
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
         lines, made = setting_lines(settings, require_lines("ctl", ctl)), []
@@ -168,13 +169,14 @@ class Client:
         return group
 
     def _require(self, path: str, settings: Sequence[str]) -> Group:
-        """A group of a library of jobs, for any names; it is made where it is missing. Where it lacks the first of the
-        settings, without which jobs are lost, all are written: whoever made it is about to, was killed before, or set
-        others. Raises Busy, Denied where that fails."""
+        """Return a group for a library of jobs, with `escape=True`; a missing group is made.
+
+        Without the first of the settings jobs would be lost. If the group lacks it, all are written: its maker has not
+        written them yet, was killed before, or has set others. Raises Busy or Denied if that fails."""
         group = self.group(path, escape=True, create=True)
         try:
             lacks = bool(settings) and settings[0] not in group._ctl_lines()
-        except Denied:  # whoever made it lets this program publish alone
+        except Denied:  # this program has the right to publish only
             lacks = False
         if lacks:
             try:
@@ -184,20 +186,20 @@ class Client:
         return group
 
     def _unmake(self, made: Sequence[str]) -> None:
-        """Remove groups that were made a moment ago: with the default settings they would lose messages silently."""
+        """Remove groups that were just made: with the default settings they would lose messages silently."""
         for path in reversed(made):
-            with suppress(MqfsError):  # others use it already
+            with suppress(MqfsError):  # others use the group already
                 self.remove_group(path)
 
     def remove_group(self, path: str, *, recursive: bool = False) -> None:
         """Remove a group.
 
         Args:
-            path: Its path from the root.
+            path: The group's path from the root.
             recursive: Whether its streams, their messages, and the groups inside are removed, too.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The group is missing.
             NotEmpty: It has streams or groups, without `recursive`.
             NotPermitted: It has `protect on`, or is the root.
         """
@@ -233,7 +235,7 @@ class Client:
 
 
 def require_group(link: Link, path: str) -> None:
-    """Raises NotFound where there is no group at a path."""
+    """Check that a group exists at a path. Raises NotFound."""
     try:
         link.open(f"{path}/.stats", "r").close()
     except (NotFound, NotDirectory):
@@ -243,17 +245,18 @@ def require_group(link: Link, path: str) -> None:
 
 
 def require_queue(group: Group, queue: str) -> None:
-    """Raises BadName for a queue of a library of jobs whose stream has the dead letters of all the others."""
+    """Check the queue of a library of jobs. Raises BadName if its stream is the group's dead-letter stream."""
     try:
         dead = group.settings().dead
-    except Denied:  # this program may publish alone
+    except Denied:  # this program has the right to publish only
         return
     if stream_name(queue) == dead:
         raise BadName(f"queue {queue!r}: group {group.path!r} has its dead letters there (expected another name)")
 
 
 def make_groups(link: Link, path: str) -> list[str]:
-    """Make a group and those above it, where they are missing: existing ones need no permission. Those made."""
+    """Make a group and the groups above it where they are missing; existing ones need no permission. Returns the paths
+    of those made."""
     made: list[str] = []
     try:
         require_group(link, path)

@@ -1,6 +1,6 @@
 """Claims: the messages in flight to a handle on a consumer, and their acknowledgement.
 
-A `Claims` holds its `.consumers/NAME` open. The tree chooses the next message and decides redelivery.
+A `Claims` has its `.consumers/NAME` open. The server chooses the next message, and redelivers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mqfs.syntax.lines import command_lines, quote_word, split
 log = logging.getLogger("mqfs.client")
 
 REASON_CHARACTERS = 500
-RENEWALS = 3  # of a lease, in its time
+RENEWALS = 3  # of a claim within one lease
 _AT_ONCE = 1_024  # claims of one command, which is at most 64 KiB
 
 
@@ -37,8 +37,8 @@ class OfMessage:
     """The attributes of a claim's message.
 
     Attributes:
-        message: The message. Of a body in parts `message.sequence` is the first part's.
-        deliveries: How often it was delivered, from 1 on.
+        message: The message. For a body in parts `message.sequence` is the first part's.
+        deliveries: How often the message was delivered, from 1 on.
     """
 
     message: Message
@@ -46,22 +46,22 @@ class OfMessage:
 
     @property
     def stream(self) -> str:
-        """The name of its stream."""
+        """The name of the message's stream."""
         return self.message.stream
 
     @property
     def time_ns(self) -> int:
-        """When it was written, UNIX nanoseconds."""
+        """When the message was written, UNIX nanoseconds."""
         return self.message.time_ns
 
     @property
     def body(self) -> bytes:
-        """Its bytes."""
+        """The message's body."""
         return self.message.body
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Its headers by name."""
+        """The message's headers by name."""
         return self.message.headers
 
     @property
@@ -71,14 +71,14 @@ class OfMessage:
 
     @property
     def topic(self) -> str:
-        """The text that `mqfs.escape` made the stream's name of; else the name."""
+        """The text that `mqfs.escape` turned into the stream's name; else the name."""
         return self.message.topic
 
     def json(self) -> Any:
-        """The value of a body in JSON.
+        """Parse the body as JSON.
 
         Returns:
-            The value that `Group.publish_json` was given.
+            The value that was passed to `Group.publish_json`.
 
         Raises:
             ValueError: The body is not JSON.
@@ -90,12 +90,12 @@ class Claim(OfMessage):
     """A message in flight to this program, to be acknowledged or requeued.
 
     As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays settled. A clean exit sends the acknowledgement and does not wait for the answer: where it fails, the
-    next `Claims.get` raises it, or `Claims.close`. With `prefetch` it is sent before the program waits for more, within
-    some 10 ms. `ack` waits.
+    block stays settled. A clean exit sends the acknowledgement and does not wait for the answer: if it fails, the next
+    `Claims.get` or `Claims.close` raises the error. With `prefetch` it is sent within some 10 ms, and before the
+    program waits for more messages. `ack` waits.
 
     Attributes:
-        settled: Whether it was acknowledged, requeued, or made a dead letter.
+        settled: Whether the message was acknowledged, requeued, or made a dead letter.
     """
 
     def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
@@ -104,7 +104,7 @@ class Claim(OfMessage):
         self.settled = False
         self._claims, self._file = claims, file
         self._found: bool | None = None  # see `Claims._look_up`
-        self._asked_at = 0.0  # when that was asked, monotonic
+        self._asked_at = 0.0  # when `_found` was asked for, of time.monotonic()
         self._renewing: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -113,19 +113,20 @@ class Claim(OfMessage):
 
     @property
     def sequence(self) -> int:
-        """The sequence of the claim: of a body in parts, the last part's."""
+        """The sequence of the claim; for a body in parts, the last part's."""
         return self._sequence
 
     @property
     def _is_acked_later(self) -> bool:
-        """Whether the clean exit of `with claim:` only notes the acknowledgement, which is written with others."""
+        """Whether a clean exit of `with claim:` only queues the acknowledgement, which is written with others."""
         return self._claims._prefetch > 1
 
     def ack(self) -> None:
-        """Acknowledge the message: it is not redelivered.
+        """Acknowledge the message, which is then not redelivered.
 
         Raises:
-            Stale: The claim is settled, or was lost by its lease or a lost connection; the message is redelivered.
+            Stale: The claim is settled already; or its lease has expired or its connection was lost, and the message is
+                redelivered.
         """
         self._settle("ack")
 
@@ -133,7 +134,7 @@ class Claim(OfMessage):
         """Requeue the message as failed.
 
         Args:
-            delay: When it comes again: seconds, "30s" or a timedelta. None: after the group's `backoff`.
+            delay: The wait before its redelivery: seconds, "30s" or a timedelta. None: the group's `backoff`.
 
         Raises:
             Stale: See `ack`.
@@ -152,7 +153,7 @@ class Claim(OfMessage):
         """Move the message to the dead-letter stream.
 
         Args:
-            reason: Its header `reason`, of which 500 characters are kept. Empty: none.
+            reason: The text of its header `reason`, of which 500 characters are kept. Empty: none.
 
         Raises:
             Stale: See `ack`.
@@ -160,8 +161,8 @@ class Claim(OfMessage):
         self._settle("dead", quote_word(" ".join(reason.split())[:REASON_CHARACTERS]) if reason.strip() else "")
 
     def _give_up(self, reason: str) -> None:
-        """Make it a dead letter; requeue it as failed where that is refused, as by a full log: a library of jobs calls
-        no more for it. Raises Stale, Disconnected, and why it was not requeued."""
+        """Make the message a dead letter, or requeue it as failed if that is refused, by a full log, for example. A
+        library of jobs has no other call for it. Raises Stale, Disconnected, and the error of a failed requeue."""
         try:
             self.dead(reason)
         except (Stale, Disconnected):
@@ -198,7 +199,7 @@ class Claim(OfMessage):
         return self
 
     def _renew(self, ended: threading.Event) -> None:
-        """Renew the lease as it is now: it may be set or changed while the claim is open."""
+        """Renew the claim in time for the group's present lease, which may be changed while the claim is open."""
         claims, renewed_at = self._claims, time.monotonic()
         while True:
             claims._lease.now()
@@ -210,7 +211,7 @@ class Claim(OfMessage):
                 try:
                     self.touch()
                 except MqfsError:
-                    return  # the acknowledgement raises it
+                    return  # the acknowledgement will raise the error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._renewing is not None:
@@ -227,7 +228,7 @@ class Claim(OfMessage):
 
 
 class Claims(Waiting[Claim]):
-    """A handle on a consumer, or on a stream's default one: an iterator of claims. Any number of threads may share it.
+    """A handle on a consumer or a stream's default consumer: an iterator of claims. Any number of threads may share it.
 
     A clean exit of the `with` block releases its open claims; an exception counts them as failed.
 
@@ -245,31 +246,31 @@ class Claims(Waiting[Claim]):
         reconnect: bool | float = False,
         prefetch: int = 1,
     ) -> None:
-        """`lease`: the group's. `renew`: whether `with claim:` renews it. `prefetch`: messages claimed by one read at
-        most."""
+        """`make`: opens a consumer and makes a missing one; None: only an existing one is opened. `lease`: the group's.
+        `renew`: whether `with claim:` renews its claim. `prefetch`: the most messages claimed by one read."""
         super().__init__()
         self._lease, self._renews = lease, renew
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._shut = self._has_ended = False  # `close` was called; it has settled all there was
-        self._has_begun = False  # a read was begun ahead of `receive`
+        self._shut = self._has_ended = False  # `close` was called; it has settled all claims
+        self._has_begun = False  # a read was begun before its `receive`
         self._open_claims: set[Claim] = set()
-        self._ready: deque[Claim] = deque()  # claimed, and not given out yet
+        self._ready: deque[Claim] = deque()  # claimed, not returned yet
         self._prefetch = prefetch
         self._refusals: list[bytes] = []
-        self._look_up = ""  # a file that is asked for with each read: its claim says whether there is one, if known
+        self._look_up = ""  # a file to look up with each read: `Claim._found` has whether it exists, None: unknown
         self._file = self._open()
-        self._acks = DeferredAcks(self, lease) if prefetch > 1 else SentAcks(self)  # known to the connection: last
+        self._acks = DeferredAcks(self, lease) if prefetch > 1 else SentAcks(self)  # last: `close_all` can now see it
 
     @property
     def renew_s(self) -> float:
-        """Seconds after which `with claim:` renews the lease, as it was read last. 0: never."""
+        """Seconds after which `with claim:` renews its claim, by the last known lease. 0: never."""
         return self._lease.seconds / RENEWALS if self._renews else 0.0
 
     @property
     def name(self) -> str:
-        """The consumer's name; of a stream's default one `.` and the stream."""
+        """The consumer's name; for a stream's default consumer, `.` and the stream."""
         return self._path.rpartition("/")[2]
 
     def __repr__(self) -> str:
@@ -292,15 +293,15 @@ class Claims(Waiting[Claim]):
         file = self._retry(self._open, deadline)
         with self._lock:
             self._file, self._refusals = file, []
-        if self._interrupt_requested:  # meanwhile
+        if self._interrupt_requested:  # requested meanwhile
             file.interrupt()
-        self._ready.clear()  # requeued by the loss of the file that claimed them
-        self._open_claims.clear()  # and so were these
+        self._ready.clear()  # the server requeued these claims when the old file was lost,
+        self._open_claims.clear()  # and these
 
     # ------------------------------------------------------------ commands
 
     def _command(self, file: File, line: str) -> None:
-        """Write a command about a claim made through `file`. Raises Stale where that handle is lost, and its claims."""
+        """Write a command about a claim made through `file`. Raises Stale if that file, and so its claims, are lost."""
         if file is not self._file:
             raise Stale("claim is void: connection lost (the message is redelivered)")
         if self._has_ended:
@@ -315,7 +316,7 @@ class Claims(Waiting[Claim]):
 
     def _note_refusal(self, error: MqfsError) -> None:
         with self._lock:
-            self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read repeats it
+            self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read returns it, too
 
     def _settled(self, claim: Claim) -> None:
         claim.settled = True
@@ -332,7 +333,8 @@ class Claims(Waiting[Claim]):
             claim.ack()
 
     def _settle_all(self, verb: str, claims: Sequence[Claim]) -> list[tuple[Claim, MqfsError]]:
-        """Settle claims by one command, or, where that is refused, by one each. Returns those refused, with why."""
+        """Settle claims by one command, or by one each if that is refused. Returns the refused claims with the
+        errors."""
         refused: list[tuple[Claim, MqfsError]] = []
         most = _AT_ONCE if len({claim._file for claim in claims}) == 1 else 1
         for at in range(0, len(claims), most):
@@ -341,7 +343,7 @@ class Claims(Waiting[Claim]):
                 self._command(part[0]._file, f"{verb} {' '.join(ranges(claim.sequence for claim in part))}")
             except MqfsError as error:
                 if isinstance(error, Disconnected):
-                    self._ready.clear()  # void, too
+                    self._ready.clear()  # these claims are void, too
                 if len(part) == 1 or isinstance(error, Disconnected):
                     refused += [(claim, error) for claim in part]
                 else:
@@ -360,10 +362,10 @@ class Claims(Waiting[Claim]):
             The claim.
 
         Raises:
-            TimeoutError: There was none in time.
-            EOFError: It was closed, or the consumer was removed.
+            TimeoutError: No message came in time.
+            EOFError: The handle was closed, or the consumer was removed.
             Interrupted: `interrupt` was called.
-            Disconnected: The server went away, and it is not to be waited for.
+            Disconnected: The server is disconnected, and `reconnect` does not wait for it.
             Stale: A claim was lost before its block ended, so that its acknowledgement failed; the message is
                 redelivered, and the next call continues.
         """
@@ -394,7 +396,7 @@ class Claims(Waiting[Claim]):
             self._turn.release()
 
     def _fill(self, deadline: float | None) -> None:
-        """Have claims ready, or wait a little."""
+        """Receive claims, or wait; the caller checks and repeats it. Raises the errors of `get`."""
         if self._at_end:
             self._acks.send(deadline)
             self._acks.raise_failure()
@@ -409,11 +411,11 @@ class Claims(Waiting[Claim]):
                 data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
             finally:
                 found = None
-                with suppress(MqfsError):  # then it is not known
+                with suppress(MqfsError):  # the answer stays unknown
                     found = answer() if answer is not None else None
             if not data:
                 self._on_end_of_file(deadline)
-            elif not self._is_refusal(data):  # else `_command` has raised it
+            elif not self._is_refusal(data):  # the text of an error that `_command` has raised
                 self._receive(data, found, asked_at)
         except Interrupted as error:
             self._interrupted(error)
@@ -436,8 +438,8 @@ class Claims(Waiting[Claim]):
             self._ready.append(claim)
 
     def _assemble(self, claim: Claim) -> bool:
-        """Read the parts of a multipart body, which is claimed by its last one. Where that fails no one gets the claim:
-        the delivery has failed. False: parts are gone, and the claim is settled."""
+        """Read the parts of a body, which is claimed by its last part. If that fails, the delivery has failed and the
+        claim is not returned. Returns False if parts were removed; the claim is settled then."""
         number, total = place_of(claim.message)
         if total < 2 or number != total:
             return True
@@ -453,17 +455,17 @@ class Claims(Waiting[Claim]):
             return True
         try:
             with suppress(Stale):
-                if found is None or found.sequence < claim.sequence:  # it expired, was purged, or cut by `depth`
+                if found is None or found.sequence < claim.sequence:  # the last part expired, was purged or evicted
                     claim.ack()
                 else:
                     claim._give_up("parts are missing")
         except BaseException:
-            self._give_back(claim)  # on a full disk, say: the next `get` tries again
+            self._give_back(claim)  # by a full disk, for example: the next `get` tries again
             raise
         return False
 
     def _read_parts(self, claim: Claim, first: int) -> Message | None:
-        """The body from its first part on. Where parts are missing, the last message that is left of it, if any."""
+        """Return the body from its first part on; if parts are missing, the last remaining part, if any."""
         group, found = self._path.rpartition("/.consumers/")[0], None
         until = str(claim.sequence)
         with CursorSubscription(self._link, group, claim.stream, start=str(max(first, 1)), until=until) as parts:
@@ -473,35 +475,37 @@ class Claims(Waiting[Claim]):
                 except EOFError:
                     return found
                 except FellBehind:
-                    pass  # parts are gone: look for what is left
+                    pass  # parts were removed: read the remaining ones
 
     def _begin_read(self) -> None:
         self._has_begun = True
         self._file.begin_read()
 
     def _is_refusal(self, data: bytes) -> bool:
-        """Whether that is the text of a refused command. As the size of a record it would be above 2^24."""
+        """Whether received data is the error text of a refused command. As the size of a record it would be above
+        2^24."""
         if not self._decoder.has_part:
             return len(data) < 4 or data[3] > 0
         with self._lock:
             return data in self._refusals
 
     def _on_end_of_file(self, deadline: float | None) -> None:
-        """End of file: the consumer was removed, or the server stops; the next one has no transient consumer."""
+        """Handle an end of file: the consumer was removed, or the server stops. After a restart a transient consumer is
+        made again."""
         file, make, self._make = self._file, self._make, None
         try:
             if self._reconnect is False:
                 raise NotFound
             self._reopen(deadline)
         except NotFound:
-            self._at_end = self._reconnect is False or make is None or not file.is_lost  # else it is made again
+            self._at_end = self._reconnect is False or make is None or not file.is_lost  # else `_open` makes it again
         finally:
             self._make = make
 
     # ------------------------------------------------------------ ends
 
     def finish(self) -> None:
-        """Claim no more: threads that wait get the end. Open claims can still be settled."""
+        """Claim no more messages: waiting threads get the end. Open claims can still be settled."""
         self._closed.set()
         if self._is_of_parent:
             return
@@ -509,7 +513,7 @@ class Claims(Waiting[Claim]):
         self._wake()
 
     def close(self, release: bool = True) -> None:
-        """Close the handle; threads that wait get the end.
+        """Close the handle; waiting threads get the end.
 
         Args:
             release: Whether open claims are requeued uncounted; else they count as failed.
@@ -527,18 +531,18 @@ class Claims(Waiting[Claim]):
             self._take_begun()
             self._acks.stop()
             self._acks.send()
-            left = [*self._ready]  # given to no one: they never count as failed
+            left = [*self._ready]  # never returned, so they do not count as failed
             self._ready.clear()
             if release:
                 left += [claim for claim in [*self._open_claims] if claim._file is self._file]
-            self._settle_all("release", left)  # those refused are requeued already
+            self._settle_all("release", left)  # the server has requeued refused ones already
             self._has_ended = True
             self._file.close()
             if release:
                 self._acks.raise_failure()
 
     def _take_begun(self) -> None:
-        """Receive the claims of a read that was begun for no one, and of one of which a part was received."""
+        """Receive the claims of a read that was begun without a `receive`, and the rest of a partly received record."""
         if self._has_begun or self._decoder.has_part:
             with suppress(MqfsError, TimeoutError):
                 while data := self._file.receive(limits.MESSAGE_BYTES, timeout=0.0):
@@ -548,7 +552,8 @@ class Claims(Waiting[Claim]):
                         break
 
     def _next_ahead(self) -> Claim | None:
-        """A claim that lies ahead, unless its body has to be read: without a wait, for async programs."""
+        """Return a prefetched claim without waiting, for async programs; None if there is none, or its body has parts
+        to read."""
         with suppress(IndexError):
             if not self._closed.is_set():
                 claim = self._ready.popleft()
@@ -559,7 +564,7 @@ class Claims(Waiting[Claim]):
         return None
 
     def _give_back(self, claim: Claim) -> None:
-        """A claim was received for no one: it lies ahead again."""
+        """Put back a claim that no caller got: it is prefetched again."""
         self._open_claims.discard(claim)
         self._ready.appendleft(claim)
 
@@ -580,8 +585,10 @@ class Claims(Waiting[Claim]):
 def consumer_opener(
     link: Link, group: str, name: str, over: str, private: bool, transient: bool, on_made: Callable[[], None]
 ) -> Callable[[], File]:
-    """A function that opens a consumer, made if it is missing. With options it is made through ctl, if this user may
-    write that; one that exists keeps its own. `on_made`: called for a new one that is to stay."""
+    """Return a function that opens a consumer, and makes a missing one.
+
+    With options the consumer is made through ctl, if the user may write that; an existing one keeps its options, and
+    missing ones are added. `on_made` is called for a new consumer that is not transient."""
     path = f"{group}/.consumers/{name}"
     options = ["private"] * private + ["transient"] * transient
 
@@ -589,7 +596,7 @@ def consumer_opener(
         with suppress(Denied):
             rows = map(split, re.findall(r"^consumer .*", read_whole(link, f"{group}/ctl").decode(), re.MULTILINE))
             now = next((words for words in rows if words[:2] == ["consumer", name]), None)
-            if now is None or (over and now[2:3] != [over]):  # the server refuses one that is over another
+            if now is None or (over and now[2:3] != [over]):  # the server refuses another `over`
                 write_ctl("consumer", name, *([over] if over else []), *options)
             elif missing := [word for word in options if word not in now[2:]]:
                 write_ctl(*now, *missing)  # the line sets all options
@@ -604,7 +611,8 @@ def consumer_opener(
 
 
 def opener(link: Link, path: str, missing: str, on_made: Callable[[], None] = lambda: None) -> Callable[[], File]:
-    """A function that opens a file, and creates `missing`, which brings it about, where it is not found."""
+    """Return a function that opens a file. If the file is not found, it first creates `missing`, by which the file
+    exists, and calls `on_made`."""
 
     def plainly() -> File:
         try:

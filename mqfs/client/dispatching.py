@@ -1,7 +1,7 @@
-"""From subscriptions to the registrations of a group, their listeners.
+"""Dispatching of messages from subscriptions to the listeners of a group, one for each registration.
 
-One dispatcher, a subscription with a thread and a trie of the patterns, serves all of them but those that need
-their own: over views, from retained messages on, or with a handler that lags behind.
+One dispatcher, a subscription with a thread and a trie of the patterns, serves most listeners. Others have a
+subscription of their own: over views, from retained messages on, or with a handler that lags behind.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mqfs.errors import BadCommand, BadRequest, MqfsError, NotFound
 from mqfs.syntax.lines import command_lines, quote_word
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
 
-LATER_S = 0.1  # until a filter is asked again
-LATER_MOST = 1_024  # messages about which it is: with more none is read
-COVERED = 64  # names that are selected by the server; with more it reads everything
-FOUND = 16_384  # streams whose listeners are remembered
+LATER_S = 0.1  # until a filter that answered LATER is called again
+LATER_MOST = 1_024  # messages for which filters are called again; with more, no message is read
+COVERED = 64  # names that the server selects; with more the dispatcher reads everything
+FOUND = 16_384  # streams whose listeners are cached
 
 _Held: TypeAlias = tuple[Message, Sequence[Listener]]
 
@@ -39,7 +39,7 @@ class Own:
         threading.Thread(target=self._run, name="mqfs-listener", daemon=True).start()
 
     def remove(self, listener: Listener) -> None:
-        self._shared.threads.run(self._subscription.close)  # not here: its thread may wait for the lock
+        self._shared.threads.run(self._subscription.close)  # on another thread: its own may wait for the lock
 
     def _run(self) -> None:
         try:
@@ -76,7 +76,7 @@ class Own:
 
 
 class Dispatcher:
-    """One subscription for many listeners. `remove` of the last one ends it."""
+    """One subscription for many listeners. The removal of the last one ends it."""
 
     def __init__(self, origin: Origin, shared: Shared, words: Words, first: Listener) -> None:
         self.words = words
@@ -86,14 +86,14 @@ class Dispatcher:
         self._found: dict[str, tuple[Listener, ...]] = {}  # by stream
         self._all: dict[Listener, None] = {}
         self._later: deque[_Held] = deque()
-        self._names: Counter[str] | None = Counter()  # None: it reads everything
+        self._names: Counter[str] | None = Counter()  # selected names; None: everything
         self._widen(first.patterns)
         self._subscription = origin.cover(tuple(self._names or ()))
         self._thread = threading.Thread(target=self._run, name="mqfs-dispatcher", daemon=True)
         self._thread.start()
 
     def _widen(self, patterns: Sequence[str]) -> bool:
-        """Whether the subscription has to read more than before."""
+        """Count the patterns of a new listener. Returns whether the subscription has to read more than before."""
         if self._names is None:
             return False
         before = len(self._names)
@@ -103,7 +103,7 @@ class Dispatcher:
         return self._names is None or len(self._names) > before
 
     def add(self, listener: Listener) -> bool:
-        """False: it has ended."""
+        """Add a listener. Returns False if the dispatcher has ended."""
         patterns = listener.patterns or (self.words.many,)
         with self._shared.changed:
             if self.ended:
@@ -128,7 +128,7 @@ class Dispatcher:
             if self._names is not None:
                 self._names[pattern] -= 1
                 if not self._names[pattern]:
-                    del self._names[pattern]  # it is read until the next is added
+                    del self._names[pattern]  # its messages are read until the selection changes
         self._found.clear()
         if not self._all and not self.ended:
             self.ended = True
@@ -168,7 +168,8 @@ class Dispatcher:
         return not self.ended
 
     def _next(self) -> Message | None:
-        """None: the filters are to be asked again about those that they wanted later."""
+        """Return the next message. None: none came while messages wait for filters; these were dispatched again. Raises
+        EOFError, and the errors of the subscription."""
         if not self._later:
             return next(self._subscription, None) or self._end()
         message = None
@@ -216,7 +217,8 @@ class Dispatcher:
                 listener.report(error, message)
 
     def _give_own(self, listener: Listener, message: Message) -> None:
-        """Its handler is slower than the publishers: it continues with a subscription of its own."""
+        """Move a listener to a subscription of its own, from `message` on: its handler is slower than the
+        publishers."""
         with self._shared.changed:
             self.remove(listener)
         try:
@@ -254,8 +256,8 @@ class Registry:
         single: Streams | None,
         on_error: OnError | None,
     ) -> Registration:
-        """The registration of a handler for patterns: the existing one, or a new one. `single`: what it takes its
-        messages from, each of which it alone gets."""
+        """Return the registration of a handler for patterns, the existing one or a new one. `single`: the streams whose
+        messages it claims; None: it gets every message. Raises BadRequest."""
         options = {
             "existing": existing, "filters": all_of(filters), "concurrency": concurrency, "once": once,
             "on_error": on_error,
@@ -318,7 +320,8 @@ class Registry:
 
     @staticmethod
     def _ask(file: File, names: Sequence[str]) -> dict[str, Any] | None:
-        """The answer of a cursor to `selected`; None: the server lacks it. Raises Denied, BadCommand, BadRequest."""
+        """Return the answer of a cursor to `selected`, or None if the server lacks the command. Raises Denied,
+        BadCommand, BadRequest."""
         select = [f"select {' '.join(map(quote_word, names))}"] if names else []
         try:
             answer = parse_answer(file.ask(command_lines(*select, "selected")))
@@ -332,7 +335,7 @@ class Registry:
         return answer
 
     def end(self, patterns: tuple[str, ...] | None = None, handler: Handler | None = None) -> int:
-        """End the listeners of patterns and handler (None: any); how many."""
+        """End the listeners of patterns and handler (None: any), and wait for running calls. Returns their number."""
         if self.shared.is_of_parent:
             return 0
         with self.shared.changed:
@@ -352,7 +355,7 @@ class Registry:
 
 
 def _require_same(present: Listener, options: Mapping[str, object]) -> None:
-    """Raises BadRequest where a handler is registered for the same patterns, and otherwise."""
+    """Raise BadRequest if the present registration of a handler and patterns has other options."""
     for name, value in options.items():
         if present.options[name] != value:
             raise BadRequest(

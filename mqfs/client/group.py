@@ -1,4 +1,4 @@
-"""A group: the public calls. Each is a few operations on the group's files (mqfs(4)), or one line over a part."""
+"""Groups: the public calls. Each is a few operations on the group's files (mqfs(4)), or one call of another module."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Group(Services):
     """A group of streams, from `Client.group`. Thread-safe.
 
     Attributes:
-        path: Its path from the root; empty: the root.
+        path: The group's path from the root; empty: the root.
         filters: Functions `(message, handlers)` for all handlers of `on`: they return the handlers to be called, None
-            for all, or `mqfs.LATER` to be asked again. The list may be changed.
+            for all, or `mqfs.LATER` to be called again later. The list may be changed.
     """
 
     def __init__(self, link: Link, path: str, reconnect: bool | float, escapes: bool = False) -> None:
-        """`escapes`: what its calls take for names of streams are any texts."""
+        """`escapes`: its calls accept any text as the name of a stream."""
         self.path = path
         self._link, self._reconnect, self._escapes = link, reconnect, escapes
         self._publisher = Publisher(link, path)
-        self._publish_now = self._publisher.publish_now  # or None
+        self._publish_now = self._publisher.publish_now
         self._origin = Origin(link, path, reconnect)
         self._registry = Registry(self._origin)
         self._lease = Lease(lambda: seconds(self.settings().lease))
@@ -90,33 +90,34 @@ class Group(Services):
         """Publish a message.
 
         Args:
-            stream: The stream to write it to.
-            body: Its body; text as UTF-8. It may be empty, and of any size.
-            ttl: How long it lives: seconds, "30s" or a timedelta. None: as the group has it.
-            delay: How long it is held back: seconds, "30s" or a timedelta. None: not at all.
+            stream: The stream to publish to.
+            body: The message's body, of any size, also empty; text as UTF-8.
+            ttl: How long the message lives: seconds, "30s" or a timedelta. None: the group's `ttl`.
+            delay: How long it is delayed: seconds, "30s" or a timedelta. None: not at all.
             at: When it is delivered: UNIX seconds or a datetime. None: at once.
             priority: 0 to 9; higher ones are claimed first. None: 5.
             headers: Texts by name, for its readers. None: none.
-            id: A message whose `id` came within the group's `dedup` is not published again. Empty: none.
-            key: Which messages belong together, at most 255 bytes. Empty: none.
+            id: A message whose `id` was published within the group's `dedup` is not published again. Empty: none.
+            key: Messages with the same key belong together; at most 255 bytes. Empty: none.
             single: Whether it is for one receiver, also in a group with `deliver all`.
-            expect: The sequence of the newest message that the stream retains; 0: none. Where it is another one the
-                message is not published. None: any.
+            expect: The sequence of the newest message that the stream retains; 0: none. If the newest is another one,
+                the message is not published. None: any.
             create: Whether a missing stream is made.
-            ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Takes no other option.
+            ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Not with other
+                options.
             wait: "committed": return when it is as durable as the group's `sync` demands. "published": in shared
                 memory, return when only the end of the machine can lose it.
-            wait_s: With `full block`, the most seconds to wait for room. None: without limit. It is then published
-                through the files, not through shared memory.
+            wait_s: With `full block`, the most seconds to wait for room. None: without limit. The message is then
+                published through the files, not through shared memory.
 
         Returns:
-            What is known of it: a ring knows its sequence, and whether anything retains it.
+            The receipt. From shared memory it has only the sequence and `retained`.
 
         Raises:
             NotFound: The stream is missing, with `create=False`.
             Conflict: The newest message is not the one of `expect`; `error.newest` is.
             StreamFull: The stream is full, with `full reject`.
-            TooLong: The body is larger than a message, with an option that forbids this.
+            TooLong: The body is larger than a message, and an option forbids that.
             TimeoutError: There was no room in `wait_s` seconds; nothing was published.
             Disconnected: The outcome is unknown; with an `id` the call may be repeated.
             BadName: The name is not one of a stream.
@@ -135,19 +136,19 @@ class Group(Services):
         return self._publisher.publish(message, create, wait_s)
 
     def publish_json(self, /, stream: str, value: Any, **options: Unpack[PublishOptions]) -> Receipt:
-        """Publish a value as JSON, which `Message.json` gives back.
+        """Publish a value as JSON, which `Message.json` returns.
 
         Args:
-            stream: The stream to write it to.
-            value: What JSON has: NaN, sets and bytes are refused.
-            **options: Those of `publish`.
+            stream: The stream to publish to.
+            value: A value of JSON: NaN, sets and bytes are refused.
+            **options: The options of `publish`.
 
         Returns:
             See `publish`.
 
         Raises:
-            TypeError: The value is of a type that JSON has not.
-            ValueError: It is a number that JSON has not.
+            TypeError: JSON has no values of this type.
+            ValueError: JSON has no such number.
         """
         return self.publish(stream, json_of(value), **options)
 
@@ -164,12 +165,12 @@ class Group(Services):
     ) -> BodyWriter:
         """Open a file to write a body of any size to: one message, published when the file is closed, or not at all.
 
-        In a `with` block an exception drops it. More than 1,000,000 bytes are several messages in the log, one atomic
-        batch; see mqfs(4), "Bodies in parts". `Message.open` reads such a body without holding it in memory.
+        In a `with` block an exception drops the body. A body of more than 1,000,000 bytes is several messages in the
+        log, one atomic batch; see mqfs(4), "Bodies in parts". `Message.open` reads it without holding it in memory.
 
         Args:
-            stream: The stream to write it to.
-            ttl: How long it lives: seconds, "30s" or a timedelta. None: as the group has it.
+            stream: The stream to publish to.
+            ttl: How long the message lives: seconds, "30s" or a timedelta. None: the group's `ttl`.
             priority: 0 to 9; higher ones are claimed first. None: 5.
             headers: Texts by name. None: none.
             id: See `publish`. Empty: none.
@@ -181,7 +182,7 @@ class Group(Services):
 
         Raises:
             BadName: The name is not one of a stream.
-            BadRequest: A header is the writer's own.
+            BadRequest: A header is reserved for the writer.
         """
         if self._escapes:
             stream, headers = addressed(stream, headers)
@@ -197,11 +198,11 @@ class Group(Services):
             wait: See `publish`.
 
         Returns:
-            How many.
+            The number of messages.
 
         Raises:
-            MqfsError: That of the first message that failed. Later ones already under way, at most 1,024, are
-                published.
+            MqfsError: The error of the first message that failed. Later messages already under way, at most 1,024,
+                are published.
             TypeError: An item is neither a pair nor an Outgoing.
         """
         if self._escapes:
@@ -209,7 +210,7 @@ class Group(Services):
         return self._publisher.publish_many(messages, create, is_committed(wait))
 
     def _names(self, pattern: Patterns) -> Patterns:
-        """The names of streams or patterns of them, escaped except for separators and wildcards."""
+        """Return names and patterns of streams; with `escapes`, escaped except for separators and wildcards."""
         names = require_patterns(pattern)
         return [escape(n) if has_wildcard(n) else stream_name(n) for n in names] if self._escapes else names
 
@@ -228,19 +229,19 @@ class Group(Services):
 
         Args:
             pattern: A stream, a view or a pattern, or a list of them: `*` is one word, `#` any number.
-            existing: Whether it begins at the oldest retained message.
+            existing: Whether to begin at the oldest retained message.
             program: A routing program that the server runs, instead of a pattern:
                 `prefix:log. (payload_contains("error"))`. Empty: none.
-            filters: Functions of a message that must all be true; a list may be changed meanwhile.
-            reconnect: Whether to wait for a server that went away; a number: at most that many seconds. None: as
-                `mqfs.connect` was called.
+            filters: Functions of a message that must all return true; a list may be changed meanwhile.
+            reconnect: Whether to wait for a server after a disconnect; a number: at most that many seconds. None: as
+                given to `mqfs.connect`.
 
         Returns:
-            An iterator that waits.
+            An iterator that waits for messages.
 
         Raises:
             NotFound: A view or the group is missing.
-            Denied: The user has no r on a stream that is named.
+            Denied: The user has no r on a named stream.
             BadRequest: Both a pattern and a program, or no pattern.
         """
         pattern = self._names(pattern)
@@ -262,7 +263,8 @@ class Group(Services):
         Args:
             first: The first sequence; a negative one counts messages from the end. None: the oldest.
             last: The last sequence. None: the present end.
-            since: From when on: UNIX seconds or a datetime, or how long ago: "10m" or a timedelta. Instead of `first`.
+            since: The earliest time: UNIX seconds or a datetime, or how long ago: "10m" or a timedelta. Instead of
+                `first`.
             pattern: See `subscribe`.
             program: See `subscribe`.
             filters: See `subscribe`.
@@ -297,14 +299,14 @@ class Group(Services):
             program: See `subscribe`.
 
         Returns:
-            A `pyarrow.RecordBatchReader`: `read_all()` is a table, `read_pandas()` a frame, and iterating it gives
-            batches of some thousand messages. It reads while it is used; what `Subscription.get` raises ends it.
-            Its cursor is closed at the end, or with the last reference to it.
+            A `pyarrow.RecordBatchReader`: `read_all()` is a table, `read_pandas()` a frame, and iterating yields
+            batches of some thousand messages. It reads while it is used; an error of `Subscription.get` ends it. Its
+            cursor is closed at the end, or with the last reference to the reader.
 
         Raises:
             BadRequest: Both `first` and `since`.
             TypeError: A sequence that is not an integer.
-            ImportError: There is no pyarrow: install the extra `arrow`.
+            ImportError: pyarrow is not installed: install the extra `arrow`.
         """
         from mqfs.client import arrow
 
@@ -337,7 +339,7 @@ class Group(Services):
         """Read one retained message.
 
         Args:
-            sequence: The message's; of a body in parts that of the first.
+            sequence: The message's sequence; of a body in parts the first part's.
 
         Returns:
             The message.
@@ -371,19 +373,19 @@ class Group(Services):
     ) -> Registration:
         """Call `handler(message)` for each message, on a thread of the library.
 
-        A handler is registered once for a pattern, and called once for a message that several of its patterns match.
-        The registration stays when the handler raises.
+        A handler is registered once for a pattern, and called once for a message that several of its patterns match. It
+        stays registered when it raises.
 
         Args:
             pattern: See `subscribe`.
             handler: The function to call.
             existing: See `subscribe`.
-            filters: See `subscribe`. `Group.filters` has those that see the handlers, too.
-            concurrency: The most calls at once; with more than one messages may overtake each other.
-            once: Whether the first message ends it.
+            filters: See `subscribe`. Functions that also see the handlers belong in `Group.filters`.
+            concurrency: The most calls at once; with more than one, messages may overtake each other.
+            once: Whether the first message ends the registration.
             dedup: Whether it is called once for a message of several of its patterns; False: for each registration.
-            single: Whether it is called with the messages for one receiver, as `take` gives them, also of streams to
-                come: a return acknowledges, an exception is a nack.
+            single: Whether it is called with messages for one receiver, as `take` claims them, also of streams made
+                later: a return acknowledges, an exception is a nack.
             on_error: Called with `(error, message or None)` for the handler's exceptions and for lost messages. None:
                 they are logged.
 
@@ -391,7 +393,8 @@ class Group(Services):
             The registration; the same one for the same handler and pattern.
 
         Raises:
-            BadRequest: It is registered with other options; no thread; `single` with filters or over a view.
+            BadRequest: The handler is registered with other options; `concurrency` is less than 1; `single` with
+                filters or over a view.
             OverLimit: `single` would need more than 1,024 threads.
         """
         names = names_of(self._names(pattern))
@@ -432,7 +435,7 @@ class Group(Services):
             The registration, which ends with the first message.
 
         Raises:
-            BadRequest: It is registered with other options.
+            BadRequest: The handler is registered with other options.
         """
         return self.on(pattern, handler, existing=existing, filters=filters, once=True)
 
@@ -444,7 +447,7 @@ class Group(Services):
             handler: As given to `on`. None: any.
 
         Returns:
-            How many.
+            The number of registrations that were ended.
         """
         return self._registry.end(None if pattern is None else names_of(self._names(pattern)), handler)
 
@@ -465,29 +468,30 @@ class Group(Services):
     ) -> Claims:
         """Open a handle on a consumer, a named and durable position. Each message goes to one handle.
 
-        For concurrency open several handles, a thread each.
+        For concurrency open several handles, one a thread.
 
         Args:
-            consumer: Its name.
-            over: The stream or view of a new consumer; one that exists keeps its options. Empty: the whole group.
-            pattern: Selects among its messages, for this handle.
+            consumer: The consumer's name.
+            over: The stream or view of a new consumer; an existing one keeps its options. Empty: the whole group.
+            pattern: Selects among the consumer's messages, for this handle.
             private: Whether only one handle at a time may be open.
-            transient: Whether it is removed with its last handle.
-            create: Whether a missing one is made. One that comes after the first messages of a group with `replay off`
-                does not have them, which is logged.
+            transient: Whether the consumer is removed with its last handle.
+            create: Whether a missing consumer is made. If it is made after the first messages of a group with
+                `replay off`, it does not have those, and a warning is logged.
             renew: Whether the lease is renewed while a `with claim:` block runs, so that only the end of the process or
                 of the connection ends it.
-            prefetch: How many messages are claimed at once, at most; the acknowledgements of `with claim:` are written
-                together then, within 10 ms. For short work: other workers do not get what lies ahead. It is released
-                after 15 s, or half the lease; if the process ends it is redelivered, and counts as a failed delivery.
+            prefetch: The most messages claimed at once. With more than 1, the acknowledgements of `with claim:` are
+                written together, within 10 ms. For short work: other workers do not get the prefetched messages. These
+                are released after 15 s or half the lease, whichever is first; if the process ends they are redelivered,
+                and count as failed deliveries.
             reconnect: See `subscribe`.
 
         Returns:
             An iterator of claims.
 
         Raises:
-            NotFound: It is missing, with `create=False`.
-            Exists: It is over something else than `over`.
+            NotFound: The consumer is missing, with `create=False`.
+            Exists: It is over another stream or view than `over`.
             Busy: It is private, and open.
             Denied: The user may not use it.
             BadRequest: `prefetch` is out of range.
@@ -506,14 +510,14 @@ class Group(Services):
         prefetch: int = 1,
         reconnect: bool | float | None = None,
     ) -> Claims:
-        """Open a handle on a stream itself. Each message goes to one receiver, be it a caller or a reader of its file.
+        """Open a handle on a stream itself. Each message goes to one receiver: a caller or a reader of its file.
 
-        With `deliver one` these are all messages, until acknowledged under `ack read` and `ack next` alike; with
-        `deliver all`, those published with `single`.
+        With `deliver one` all messages are claimed, each until it is acknowledged, under `ack read` and `ack next`
+        alike; with `deliver all`, only those published with `single`.
 
         Args:
             stream: The stream.
-            create: Whether a missing one is made.
+            create: Whether a missing stream is made.
             renew: See `consume`.
             prefetch: See `consume`.
             reconnect: See `subscribe`.
@@ -522,7 +526,7 @@ class Group(Services):
             An iterator of claims.
 
         Raises:
-            NotFound: It is missing, with `create=False`.
+            NotFound: The stream is missing, with `create=False`.
             Denied: The user has no r or no w on it.
             BadRequest: `prefetch` is out of range.
         """
@@ -549,7 +553,7 @@ class Group(Services):
         reconnect: bool | float | None,
         prefetch: int = 1,
     ) -> Claims:
-        """A handle on a file of `.consumers`."""
+        """Open a handle on a file of `.consumers`."""
         if not 1 <= prefetch <= limits.PREFETCH:
             raise BadRequest(f"prefetch {prefetch}: out of range (expected 1 to {limits.PREFETCH})")
         if renew or prefetch > 1:
@@ -577,18 +581,18 @@ class Group(Services):
         Args:
             consumer: The consumer's name; it is made where it is missing.
             handler: The function to call.
-            concurrency: How many threads, with a handle each.
+            concurrency: The number of threads, each with a handle.
             over: See `consume`.
             renew: See `consume`.
             prefetch: See `consume`; for each thread.
-            on_error: Called with `(error, message or None)` for the handler's exceptions, for a refusal after which it
-                tries again, as of a full disk, and where a thread ends by an error. None: they are logged.
+            on_error: Called with `(error, message or None)` for the handler's exceptions, for a refusal that is retried
+                (a full disk, for example), and where a thread ends by an error. None: they are logged.
 
         Returns:
             The worker, until `Worker.stop`.
 
         Raises:
-            BadRequest: No thread.
+            BadRequest: `concurrency` is less than 1.
             MqfsError: See `consume`.
         """
         if concurrency < 1:
@@ -597,10 +601,10 @@ class Group(Services):
         return Worker(handles, handler, on_error)
 
     def consumer(self, name: str) -> Consumer:
-        """Look at a consumer, and move it.
+        """Return a consumer to look at, and to move.
 
         Args:
-            name: Its name. It need not be there yet.
+            name: The consumer's name. It need not exist yet.
 
         Returns:
             The consumer.

@@ -1,4 +1,4 @@
-"""What a group says about itself: its settings, its counters, and a consumer's.
+"""The settings and counters of a group, and its consumers.
 
 Times and durations are seconds here; `ctl` and `.stats` of mqfs(4) have the same values as texts.
 """
@@ -23,28 +23,29 @@ _SECOND_NS = 10**9
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """The settings of a group, for `Client.group` and `Group.ctl`; of `Group.settings` all are set.
+    """The settings of a group, for `Client.group` and `Group.ctl`; `Group.settings` returns all of them.
 
-    None leaves a setting as it is. Durations are seconds, "30s" or a timedelta, and seconds where they are read.
+    None leaves a setting as it is. Durations are seconds, "30s" or a timedelta; `Group.settings` returns seconds.
 
     Attributes:
-        data: What a write is: "message", "line" (a message each line), or "coalesce" (a part of one stream of bytes).
+        data: What a write is: "message", "line" (each line is a message), or "coalesce" (a part of one stream of
+            bytes).
         replay: Where a reader begins, and so what is retained: "off", "last", "key" or "all".
         depth: The most messages of a stream, or a size such as "64K". 0: no bound.
         ttl: How long a message lives. 0: for ever.
         deliver: The receivers of a message: "all" readers, or "one".
-        ack: The acknowledgement with `deliver="one"`: that a message is "read", or that the "next" one is.
+        ack: The acknowledgement with `deliver="one"`: that the message is "read", or that its reader reads the "next".
         full: The answer to a write to a full stream: "drop-old", "drop-new", "block" or "reject".
         sync: When a publish returns: "always" on disk, "replica" on disk and in the replica, "off", or on disk within
             a duration.
         keep: Where messages are: on "disk", or in memory, "ring".
         ring: Whose programs may use shared memory: the "owner", "all" or "off".
-        lease: How long a message may be claimed. 0: while its reader has it.
+        lease: How long a message may be claimed. 0: while its reader has the file open.
         retries: Failed deliveries until a message is a dead letter. 0: no bound.
         backoff: The shortest and the longest wait after a failed delivery.
         dead: The name of the stream of dead letters.
         order: Which message of a priority is claimed first: by "sequence" or "expiry".
-        dedup: How long the `id` of a message is known.
+        dedup: How long the `id` of a message is remembered.
         idle: After what time an unused, empty stream is removed. 0: never.
         protect: Whether nothing may be removed, renamed or dropped.
         sender: Whether every message has the header `sender`.
@@ -73,10 +74,10 @@ class Settings:
     words: tuple[str, ...] | None = None
 
     def lines(self) -> list[str]:
-        """The lines of ctl that set these.
+        """Build the lines of ctl for these settings.
 
         Returns:
-            A line for each setting that is not None, in an order in which ctl takes them.
+            A line for each setting that is not None, in an order that ctl accepts.
 
         Raises:
             BadCommand: A duration is invalid.
@@ -89,19 +90,19 @@ class Settings:
         """Read the settings that ctl prints.
 
         Args:
-            lines: Of ctl; those of views, consumers and unknown settings are ignored.
+            lines: The lines of ctl; those of views, consumers and unknown settings are ignored.
 
         Returns:
             The settings, durations in seconds.
 
         Raises:
-            BadCommand: A value is none that ctl prints.
+            BadCommand: A value is not one that ctl prints.
         """
         rows = (row.partition(" ") for row in lines)
         return cls(**{key: _value_of(_KINDS[key], text) for key, _, text in rows if key in _KINDS})
 
 
-# The type of each field, as it is written above: it says how the value is printed and read.
+# The type of each field, as it is written above: it determines how the value is printed and parsed.
 _KINDS = {field.name: str(field.type).removesuffix(" | None") for field in attrs.fields(Settings)}
 
 
@@ -110,7 +111,7 @@ def _word_of(kind: str, value: Any) -> str:
         return "on" if value else "off"
     if kind.startswith("tuple"):
         return " ".join(_word_of(_part(kind), word) for word in value)
-    if kind.startswith("Duration") and repr(value) not in kind:  # else it is a word of `sync`
+    if kind.startswith("Duration") and repr(value) not in kind:  # else a word of `sync`
         return format_duration(value)
     return quote_word(str(value)) if kind == "str" else str(value)
 
@@ -128,18 +129,18 @@ def _value_of(kind: str, text: str) -> Any:
 
 
 def _part(kind: str) -> str:
-    """The type of what is in a tuple."""
+    """Return the type of a tuple's elements."""
     return kind.removeprefix("tuple[").partition(",")[0]
 
 
 def seconds(duration: Duration | None) -> float:
-    """A duration of settings that were read."""
+    """Return a duration of `Group.settings`, which is in seconds."""
     assert isinstance(duration, float)
     return duration
 
 
 def setting_lines(settings: Settings | None, lines: Sequence[str]) -> list[str]:
-    """The lines of ctl of both. Raises BadRequest for another kind of settings."""
+    """Return the lines of ctl for settings and further lines. Raises BadRequest for another type of settings."""
     if settings is not None and not isinstance(settings, Settings):
         raise BadRequest(f"invalid settings {settings!r} (expected mqfs.Settings, or ctl=[LINE, ...])")
     return [*(settings.lines() if settings is not None else ()), *lines]
@@ -153,15 +154,16 @@ class ConsumerInfo:
     """A consumer's position and counters.
 
     Attributes:
-        over: Its stream or view. Empty: the whole group.
+        over: The consumer's stream or view. Empty: the whole group.
         low: The sequence below which everything is acknowledged.
         claimed: Messages in flight.
         waiting: Messages to be claimed, delayed ones too.
-        delayed: Those of them that wait for their time.
-        oldest: When the oldest waiting message was written, UNIX seconds. None: none waits.
-        held_back: Why messages wait though a read waits for them: "paused", "breaker", "limit", "rate" or "key". None:
-            no rule holds them back.
-        handles: Open handles on it.
+        delayed: Waiting messages that are not due yet.
+        oldest: When the oldest waiting message was written, UNIX seconds. None: none waits, or it is not among the next
+            256 unacknowledged messages.
+        held_back: The rule by which messages wait although a read waits for them: "paused", "breaker", "limit", "rate"
+            or "key". None: no rule.
+        handles: Open handles.
         parked: Reads that wait for a message.
         delivered: Deliveries since the server started.
         acknowledged: Messages acknowledged since the server started.
@@ -185,7 +187,7 @@ class ConsumerInfo:
 
     @property
     def lag(self) -> int:
-        """Messages that are not acknowledged: those that wait, and those in flight."""
+        """The number of unacknowledged messages, waiting and in flight."""
         return self.waiting + self.claimed
 
 
@@ -194,7 +196,7 @@ class Singles:
     """The exclusive messages of a stream, with `deliver all`.
 
     Attributes:
-        first: The sequence of the first that no reader has. 0: there is none.
+        first: The sequence of the first one that no reader has. 0: none.
         parked: Reads that wait for one.
     """
 
@@ -209,9 +211,9 @@ class ScheduleInfo:
     Attributes:
         stream: The stream of its messages.
         every: The time between two runs, such as "1h"; empty: see `cron`.
-        cron: The fields of its times, and perhaps a zone; empty: see `every`.
+        cron: Its fields of crontab, and perhaps a zone; empty: see `every`.
         next: When it runs next, UNIX seconds.
-        sequence: The sequence of the message that waits.
+        sequence: The sequence of the delayed message for the next run.
         uid: The number of the user who made it.
     """
 
@@ -228,19 +230,19 @@ class StreamStats:
     """A stream's place in the log and its counters.
 
     Attributes:
-        number: Its number in the log.
+        number: The stream's number in the log.
         messages: Retained messages.
         bytes: The size of their bodies.
         floor: The sequence below which nothing is retained.
         cut: The sequence below which a bound or `purge` removed messages.
-        first: The sequence of the first retained message. None: there is none.
-        newest: That of the last one.
-        written: Messages since the server started.
+        first: The sequence of the first retained message. None: no message is retained.
+        newest: The sequence of the last retained message.
+        written: Messages written since the server started.
         readers: Open readers of its file.
-        waiting: Their reads that wait.
+        waiting: Waiting reads of its file.
         blocked: Writes that wait for room.
-        consumer: Its own consumer, with `deliver one`; else None.
-        singles: Its exclusive messages; None: there are none.
+        consumer: Its default consumer, with `deliver one`; else None.
+        singles: Its exclusive messages. None: it has none.
     """
 
     number: int = 0
@@ -260,26 +262,26 @@ class StreamStats:
 
 @attrs.frozen(kw_only=True)
 class Stats:
-    """A group's counters, those of its streams and of its consumers; since the server started where it says so.
+    """The counters of a group, its streams and its consumers.
 
     Attributes:
-        store: A text that no other store has.
+        store: The identifier of the store, a text that no other store has.
         group: The group's number in the store.
         groups: The names of the groups inside.
         next: The sequence of the next message.
         log_bytes: The size of the log on disk.
         plain: Whether every retained message can be read.
         read_only: Whether the log can only be read.
-        disk_full: Whether the disk had no room for a write.
+        disk_full: Whether the disk had no room for a write; False again once it has.
         failure: Why the log can only be read; else None.
         damaged: Records that did not pass their check.
-        written: Messages since the server started.
+        written: Messages written since the server started.
         written_bytes: The size of their bodies.
-        read: Messages that were read since the server started.
+        read: Messages read since the server started.
         discarded: Messages that `full drop-new` discarded since the server started.
         cut: Messages that `full drop-old` evicted since the server started.
         fell_behind: How often readers fell behind since the server started.
-        lost: Messages that they missed.
+        lost: Messages that these readers missed.
         refused: Refused writes since the server started.
         order_readers: Open readers of `order`.
         cursors: Open cursors: subscriptions by 9P have one each.
@@ -329,7 +331,7 @@ class Stats:
             The counters.
 
         Raises:
-            AttributeError: It is not such an object.
+            AttributeError: The value is not such an object.
         """
         more = {
             "groups": tuple(value.get("groups", ())),
@@ -359,10 +361,10 @@ def _made(kind: type[T], row: Mapping[str, Any]) -> T:
 
 
 class Consumer:
-    """A consumer to look at and to move, from `Group.consumer`; `Group.consume` gets its messages. Thread-safe.
+    """A consumer to look at and to move, from `Group.consumer`; `Group.consume` claims its messages. Thread-safe.
 
     Attributes:
-        name: Its name.
+        name: The consumer's name.
     """
 
     def __init__(self, link: Link, group: str, name: str) -> None:
@@ -373,13 +375,13 @@ class Consumer:
         return f"<mqfs consumer {self.name!r} of group {self._group or '/'!r} at {self._link.label}>"
 
     def info(self) -> ConsumerInfo:
-        """Read its position and counters.
+        """Read the consumer's position and counters.
 
         Returns:
-            Those of now.
+            The present ones.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
         """
         stats = Stats.parse(json.loads(read_whole(self._link, f"{self._group}/.stats")))
         if self.name not in stats.consumers:
@@ -387,26 +389,26 @@ class Consumer:
         return stats.consumers[self.name]
 
     def lag(self) -> int:
-        """Count the messages that are not acknowledged.
+        """Count the unacknowledged messages.
 
         Returns:
-            Those that wait, and those in flight.
+            The number of waiting messages and of those in flight.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
         """
         return self.info().lag
 
     def seek(self, to: int | Literal["first", "last", "end"] | None = None, *, since: Moment | None = None) -> None:
-        """Move it, for all its handles. Claims in flight are void, and their messages may come again.
+        """Move the consumer, for all its handles. Claims in flight become void, and their messages may be redelivered.
 
         Args:
-            to: A sequence, of which a negative one counts messages from the end; "first": the oldest retained message;
+            to: A sequence, where a negative one counts messages from the end; "first": the oldest retained message;
                 "last": the newest; "end": after the newest.
             since: UNIX seconds or a datetime, or how long ago: "10m" or a timedelta. Instead of `to`.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             BadRequest: Both `to` and `since`, or none.
             Denied: The user has no r or no w on it.
         """
@@ -416,62 +418,62 @@ class Consumer:
         write_lines(self._link, f"{self._group}/.consumers/{self.name}", f"seek {place}")
 
     def pause(self, duration: Duration | None = None) -> None:
-        """Let its messages wait. Those in flight can be acknowledged, and publishers are not held up.
+        """Stop deliveries. Messages in flight can be acknowledged, and publishers are not blocked.
 
         Args:
             duration: For how long: seconds, "30s" or a timedelta. None: until `resume`.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             BadCommand: The duration is invalid.
             Denied: The user may not write ctl.
         """
         self._rule("pause", *([] if duration is None else [format_duration(duration)]))
 
     def resume(self) -> None:
-        """End a pause, also that of its breaker, which then counts from 0.
+        """End a pause, also one by the consumer's breaker, which then counts from 0.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             Denied: The user may not write ctl.
         """
         self._rule("resume")
 
     def limit(self, messages: int, *, per_key: bool = False) -> None:
-        """Bound how many of its messages are in flight.
+        """Limit the number of messages in flight.
 
         Args:
-            messages: At most that many. 0: no bound.
-            per_key: Whether that is the bound for the messages of each key.
+            messages: The most messages. 0: no limit.
+            per_key: Whether this is the limit for the messages of each key.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             BadCommand: The number is negative.
             Denied: The user may not write ctl.
         """
         self._rule("limit", str(messages), *(["key"] if per_key else []))
 
     def rate(self, deliveries: str) -> None:
-        """Bound how fast its messages are delivered.
+        """Limit the rate of deliveries.
 
         Args:
-            deliveries: How many in a time: "5/s", "100/m", "10/15m". "0": no bound.
+            deliveries: The most deliveries in a time: "5/s", "100/m", "10/15m". "0": no limit.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             BadCommand: The rate is invalid.
             Denied: The user may not write ctl.
         """
         self._rule("rate", quote_word(deliveries))
 
     def breaker(self, dead_letters: str) -> None:
-        """Have it pause itself where too many messages become dead letters.
+        """Pause the consumer automatically when too many of its messages become dead letters.
 
         Args:
-            dead_letters: How many in a time it allows: "10/5m". "0": any number.
+            dead_letters: The most dead letters in a time: "10/5m". "0": any number.
 
         Raises:
-            NotFound: It is missing.
+            NotFound: The consumer is missing.
             BadCommand: The text is invalid.
             Denied: The user may not write ctl.
         """

@@ -1,7 +1,7 @@
-"""Bodies of any size: one larger than a message is an atomic batch of several, its parts, in one stream.
+"""Bodies of any size: a body larger than a message is several messages, its parts, in one atomic batch of one stream.
 
-The header `part` is `1/17` in the first, then `2` to `16`, and `17/17` in the last.
-Neither side holds more than one part in memory; a large body that was read is in a temporary file.
+The header `part` is `1/17` in the first, then `2` to `16`, and `17/17` in the last. A writer holds about two parts in
+memory; a reader has a body of more than 8 MiB in a temporary file.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from mqfs.client.types import File, Link, view_of
 from mqfs.errors import BadRequest, Disconnected, DiskFull, Interrupted, MqfsError, NotFound
 from mqfs.records import headers
 
-PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
-SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file
+PIECE_BYTES = 1_000_000  # of a body in one message: with its headers it fits one write of every transport
+SPOOLED_BYTES = 8 << 20  # of a received body in memory; a larger one is in a temporary file
 
 
 # ---------------------------------------------------------------- reading
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """The number of a part and, if it carries it, the total (else 0); (0, 0): a whole body."""
+    """Return the number of a part, and the total if its header has it, else 0; (0, 0) for a whole body."""
     return headers.parse_part(message.headers.get(headers.PART, "")) if message.headers else (0, 0)
 
 
 class LargeMessage(Message):
-    """A message with a multipart body. `sequence` is the first part's. `open` reads the body without holding it."""
+    """A message with a body in parts. `sequence` is the first part's. `open` reads the body without holding it in
+    memory."""
 
     _spool: IO[bytes]
     _lock: threading.Lock
@@ -52,7 +53,7 @@ class LargeMessage(Message):
 
     total: int
     parts: int  # so far
-    held: int  # bytes of them
+    held: int  # bytes of these parts
 
     @property
     def size(self) -> int:
@@ -65,13 +66,13 @@ class LargeMessage(Message):
         return self._spool.closed
 
     def add(self, part: Message) -> None:
-        """Append a part. Raises DiskFull, once, where the temporary folder does not take it."""
+        """Append a part. Raises DiskFull, once, if the temporary folder has no room for it."""
         self.parts += 1
         if self.is_lost:
             return
         try:
             self._spool.write(part.body)
-            self._spool.flush()  # else the last bytes would fail when the body is read
+            self._spool.flush()  # without it, a failure to write the last bytes would show only at a read
         except OSError as error:
             with suppress(OSError):
                 self._spool.close()
@@ -80,7 +81,7 @@ class LargeMessage(Message):
 
     @property
     def body(self) -> bytes:
-        """All of it, in memory."""
+        """The whole body, in memory."""
         return self.read_at(0, self.size)
 
     def read_at(self, at: int, count: int) -> bytes:
@@ -106,7 +107,7 @@ class LargeMessage(Message):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    # Copies have the body in memory: they are ordinary messages.
+    # Copies are ordinary messages, with the body in memory.
 
     @classmethod
     def _make(cls, fields: Iterable[Any]) -> Message:  # type: ignore[override]
@@ -128,7 +129,7 @@ class LargeMessage(Message):
 
 
 class _BodyReader(io.RawIOBase):
-    """A file over the body, with a position of its own."""
+    """A file over a body, with a position of its own."""
 
     def __init__(self, message: LargeMessage) -> None:
         self._message, self._at = message, 0
@@ -152,19 +153,19 @@ class _BodyReader(io.RawIOBase):
 
 
 class MultipartAssembler:
-    """Assembles the parts of bodies, which arrive in order. One thread at a time."""
+    """The assembly of bodies from their parts, which arrive in order. One thread at a time may use it."""
 
     def __init__(self) -> None:
         self._open: LargeMessage | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether it has parts of a message that is not complete."""
+        """Whether it has parts of an incomplete body."""
         return self._open is not None
 
     def add_part(self, message: Message) -> Message | None:
-        """The message that is complete now; None: parts are missing. A part without its first one is a message. Raises
-        DiskFull for a body that cannot be held: it is left out."""
+        """Return the message that is complete now, or None while parts are missing. A part that does not continue a
+        body, and is not a first part, is a message. Raises DiskFull for a body without room, which is left out."""
         number, total = place_of(message)
         open_, self._open = self._open, None
         if open_ is not None and self._continues(open_, message, number):
@@ -191,9 +192,9 @@ class StagedUploads:
 
     def __init__(self, link: Link, path: str) -> None:
         self._link, self._path = link, path
-        self._turn = threading.Lock()  # numbers are committed in their order
+        self._turn = threading.Lock()  # held to commit, so that numbers are committed in order
         self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
-        self.dropped: deque[str] = deque()  # parts of writers that were collected, to be aborted with the next call
+        self.dropped: deque[str] = deque()  # parts of garbage-collected writers, aborted by the next call
 
     def open(self, part: str) -> File:
         """Make a part, and open it for its messages."""
@@ -202,9 +203,9 @@ class StagedUploads:
         return self._link.open(f"{self._path}/.txn/{part}/.put", "w")
 
     def commit(self, *parts: str, wait_s: float | None = None) -> None:
-        """Append the parts as one atomic batch. Asks again, once, if the connection is lost meanwhile. Raises
-        TimeoutError where there was no room in `wait_s` seconds (None: no limit)."""
-        if not self._turn.acquire(timeout=-1 if wait_s is None else wait_s):  # another one waits for room
+        """Append the parts as one atomic batch; the commit is repeated once if the connection is lost. Raises
+        TimeoutError if there was no room in `wait_s` seconds (None: no limit), and Disconnected."""
+        if not self._turn.acquire(timeout=-1 if wait_s is None else wait_s):  # another commit waits for room
             raise TimeoutError
         try:
             self._number += 1
@@ -215,7 +216,7 @@ class StagedUploads:
                 try:
                     self._command(command, wait_s)
                 except NotFound:
-                    raise error from None  # not committed: the parts went with the server
+                    raise error from None  # not committed: the server ended, and its parts with it
         finally:
             self._turn.release()
 
@@ -225,7 +226,7 @@ class StagedUploads:
         self._abort_dropped()
 
     def _abort_dropped(self) -> None:
-        """Where the server is away, the next call does it."""
+        """Abort the parts in `dropped`. If the server refuses or is disconnected, the next call retries it."""
         with suppress(IndexError):
             while True:
                 part = self.dropped.popleft()
@@ -238,7 +239,7 @@ class StagedUploads:
                     return
 
     def close(self) -> None:
-        """Remove this producer from the server: no commit is repeated from now on."""
+        """Remove this producer from the server, after which no commit of it is repeated."""
         self._abort_dropped()
         with self._turn:
             if self._number:
@@ -255,9 +256,9 @@ class StagedUploads:
 
 
 class BodyWriter(io.RawIOBase):
-    """A body of any size to be written: one message, published when this is closed, whole or not at all.
+    """A writer of a body of any size: one message, published when the writer is closed, whole or not at all.
 
-    As a context manager: a clean exit publishes it, an exception drops it.
+    As a context manager: a clean exit publishes the body, an exception drops it.
     """
 
     def __init__(
@@ -269,8 +270,8 @@ class BodyWriter(io.RawIOBase):
         make: Callable[[], object] | None,
         wait_s: float | None = None,
     ) -> None:
-        """`options`: fields of `.put`; `publish`: for a body that is one message; `make`: the stream, where it is
-        missing; `wait_s`: the most seconds to wait for room, None: no limit."""
+        """`options`: fields of `.put`. `publish`: publishes a body that fits one message. `make`: makes a missing
+        stream; None: it is not made. `wait_s`: the most seconds to wait for room; None: no limit."""
         self._units, self._publish, self._make, self._wait_s = units, publish, make, wait_s
         self._options = {"stream": stream, "headers": {}, **options}
         self._id = self._options.pop("id", "")
@@ -280,16 +281,16 @@ class BodyWriter(io.RawIOBase):
         self._count = 0  # parts before the buffer
         token = secrets.token_hex(8)
         self._head, self._rest = f"{token}-1", f"{token}-2"
-        self._staged: list[str] = []  # parts that the server has
+        self._staged: list[str] = []  # parts of the transaction that were opened
         self._file: File | None = None
-        self._failure: MqfsError | None = None  # of a write: nothing is published
+        self._failure: MqfsError | None = None  # the error of a write, after which nothing is published
 
     def __repr__(self) -> str:
         size = self._count * PIECE_BYTES + len(self._buffer)
         return f"<mqfs body of {self._options['stream']!r}, {'closed' if self.closed else f'{size} bytes, open'}>"
 
     def writable(self) -> bool:
-        """Say that it is written to, as files do.
+        """Say that the file can be written to, as files do.
 
         Returns:
             True.
@@ -303,11 +304,12 @@ class BodyWriter(io.RawIOBase):
             data: Bytes, or text as UTF-8.
 
         Returns:
-            How many bytes.
+            The number of bytes.
 
         Raises:
-            ValueError: It is closed.
-            MqfsError: The server refused a part, or went away. Nothing is published then: `close` raises it again.
+            ValueError: The writer is closed.
+            MqfsError: The server refused a part, or is disconnected. Nothing is published then, and `close` raises the
+                error again.
         """
         self._require_open()
         view = memoryview(data).cast("B") if not isinstance(data, str) else memoryview(data.encode())
@@ -320,7 +322,7 @@ class BodyWriter(io.RawIOBase):
                 self._buffer += taken
                 at += len(taken)
         except MqfsError as error:
-            self._failure = error  # a part of it is missing
+            self._failure = error  # a part of the body is missing
             raise
         except BaseException:  # Ctrl-C
             self._failure = Interrupted("a write of the body was interrupted")
@@ -360,7 +362,7 @@ class BodyWriter(io.RawIOBase):
             file.write(data)
 
     def _request(self, piece: bytes, place: str) -> bytes:
-        """A request of `.put`. The id of the body is that of its first part."""
+        """Return a request for `.put`. Only the first part has the `id` of the body."""
         fields = {**self._options, "headers": {**self._options["headers"], headers.PART: place}}
         if self._id and place.startswith("1/"):
             fields["id"] = self._id
@@ -370,7 +372,7 @@ class BodyWriter(io.RawIOBase):
         """Publish the body. After an error, also of `write`, nothing of it is published.
 
         Raises:
-            MqfsError: That of a `write` that failed.
+            MqfsError: The error of a `write` that failed.
             NotFound: The stream is missing, with `create=False`.
             StreamFull: The stream is full, with `full reject`.
             Disconnected: The outcome is unknown.
@@ -417,8 +419,9 @@ class BodyWriter(io.RawIOBase):
             self.abort()
 
     def __del__(self) -> None:
-        """Drop a body that was not closed: soon. Any thread may collect it, with the locks of its client held."""
-        with suppress(AttributeError):  # it was not made
+        """Leave the parts of an unclosed body for a later call to abort: any thread may collect this, with locks of the
+        client held."""
+        with suppress(AttributeError):  # `__init__` has raised
             if not self.closed:
                 self._units.dropped.extend(self._staged)
 

@@ -1,4 +1,4 @@
-"""A message as the library shows it, and the receipt of a publish."""
+"""Messages of the library, and the receipts of publishes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ except ImportError:
     def native_messages(
         data: bytes, at: int, names: Mapping[int, str | None], type: type[T], to: list[T], none: object, since: int, /
     ) -> tuple[int, int, int, int]:
-        return at, 0, 0, 0  # all is done in Python, slowly
+        return at, 0, 0, 0  # nothing is decoded: Python does all, slowly
 
 
 EVER = -(2**63)  # ns, before all messages
-SHOWN_BYTES = 40  # of a body, in a message's repr
+SHOWN_BYTES = 40  # of a body in a message's repr
 
 
 def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
-    """The text that is escaped as this name; the name where it is not escaped. `headers`: of a message, which have the
-    text where the name was too short for it."""
+    """Return the text that was escaped to a stream's name, or the name itself. `headers`: of a message; they have the
+    text if the name was shortened."""
     if headers and is_shortened(stream):
         text = headers.get(names.TOPIC, "")
         if stream_name(text) == stream:
@@ -41,7 +41,7 @@ def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
 
 
 class _NoHeaders(dict[str, str]):
-    """The headers of all messages without any, which share them. A copy is a dict of its own."""
+    """The empty headers that all messages without headers share. It cannot be changed; a copy is an ordinary dict."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("headers of a message cannot be changed")
@@ -59,11 +59,11 @@ class Message(NamedTuple):
     """A message: a tuple of its fields.
 
     Attributes:
-        sequence: Its number in the group, from 1 on. Of a body in parts that of the first part.
-        stream: The current name of its stream.
+        sequence: The message's number in the group, from 1 on; of a body in parts the first part's.
+        stream: The present name of its stream.
         time_ns: When it was written, UNIX nanoseconds.
         body: Its bytes.
-        headers: Its headers by name, those of the server among them: `sender`, `priority`, `ttl`, `id`.
+        headers: Its headers by name, including those of the server: `sender`, `priority`, `ttl`, `id`.
     """
 
     sequence: int
@@ -83,25 +83,25 @@ class Message(NamedTuple):
 
     @property
     def expires_ns(self) -> int | None:
-        """When its own `ttl` ends, UNIX nanoseconds; None: it has none. The group's is in `Group.settings`."""
+        """When the message's own `ttl` ends, UNIX nanoseconds; None without one. `Group.settings` has the group's."""
         own = self.headers.get(names.TTL)
         return None if own is None else self.time_ns + parse_duration(own)
 
     @property
     def key(self) -> str:
-        """Which messages it belongs to; empty: it has no key."""
+        """The message's key; empty without one. Messages with the same key belong together."""
         return self.headers.get(names.KEY, "")
 
     @property
     def topic(self) -> str:
-        """The text that `mqfs.escape` made the stream's name of; else the name."""
+        """The text that `mqfs.escape` turned into the stream's name; else the name."""
         return topic_of(self.stream, self.headers)
 
     def json(self) -> Any:
-        """The value of a body in JSON.
+        """Parse the body as JSON.
 
         Returns:
-            The value that `Group.publish_json` was given.
+            The value that was passed to `Group.publish_json`.
 
         Raises:
             ValueError: The body is not JSON.
@@ -109,7 +109,7 @@ class Message(NamedTuple):
         return json.loads(self.body)
 
     def open(self) -> io.BufferedIOBase:
-        """Open the body as a file to read, which does not hold a large one in memory.
+        """Open the body as a file to read; a large one is not held in memory.
 
         Returns:
             A binary file, at its beginning.
@@ -120,16 +120,17 @@ class Message(NamedTuple):
 class Receipt(NamedTuple):
     """The answer to a publish. Times are UNIX nanoseconds; of a delayed message those of its delivery.
 
-    A ring knows the sequence only, and the commit of a body in parts not even that.
+    From shared memory only `sequence` and `retained` are known, of a body in parts nothing.
 
     Attributes:
-        sequence: The message's; of a known `id` that of the message published first. 0: unknown, or `full drop-new`
-            discarded it.
+        sequence: The message's sequence; for a known `id` that of the message published first. 0: unknown, or
+            `full drop-new` discarded the message.
         time_ns: When it was written. 0: unknown.
-        expires_ns: When its `ttl`, or else the group's, ends. None: never, or unknown.
+        expires_ns: When its own `ttl`, else the group's, ends. None: never, or unknown.
         duplicate: Whether its `id` was known: nothing was published now.
-        retained: Whether a later or a present reader gets it. False: the group has `replay off` and had no consumer and
-            no reader, so none ever does; or the log has the message of a known `id` no more. None: unknown.
+        retained: Whether a later or a present reader gets the message. False: the group has `replay off` and had no
+            consumer and no reader, so none ever does; the message was discarded; or the log no longer has the message
+            of a known `id`. None: unknown.
     """
 
     sequence: int = 0
@@ -149,7 +150,7 @@ class Receipt(NamedTuple):
             The receipt.
 
         Raises:
-            ValueError: It is no such answer.
+            ValueError: The text is not such an answer.
         """
         if not text:
             return cls(retained=False)
@@ -158,26 +159,26 @@ class Receipt(NamedTuple):
 
 
 class RecordDecoder:
-    """`format record` to messages. It holds the bytes of a record of which only a part was fed.
+    """A decoder of `format record` to messages. It keeps the bytes of an incomplete record for the next `feed`.
 
-    It learns the names of streams from the records that carry them. Runs of messages are decoded in C, where that part
+    It learns the names of streams from the records that carry them. Runs of messages are decoded in C, if the extension
     was built; all other records, and a damaged one, here.
     """
 
     def __init__(self) -> None:
-        self.deliveries: dict[int, int] = {}  # by sequence: of a consumer's messages that were delivered before
-        self.has_headers = False  # some of the messages that `feed` returned have
+        self.deliveries: dict[int, int] = {}  # by sequence, of a consumer's messages that were delivered before
+        self.has_headers = False  # whether a message of the last `feed` has headers
         self._names: dict[int, str] = {}
         self._rest = b""
 
     @property
     def has_part(self) -> bool:
-        """Whether it holds a part of a record."""
+        """Whether it has a part of a record."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole now. Raises DiskFailed for a corrupt record: at once where it is the first, else
-        with the next call."""
+        """Return the messages that are complete now. Raises DiskFailed for a corrupt record: at once if no message is
+        before it, else with the next call."""
         data = self._rest + data if self._rest else data
         found: list[Message] = []
         at, self.has_headers = 0, False
@@ -196,7 +197,7 @@ class RecordDecoder:
                 return found
 
     def _decode(self, data: bytes, at: int, found: list[Message]) -> int:
-        """Decode the record at `at`; where the next one begins, or `at` if this one is not whole."""
+        """Decode the record at `at`. Returns the offset of the next one, or `at` if the record is incomplete."""
         entry, end = record_at(data, at)
         if entry is None:
             return at
@@ -219,7 +220,8 @@ class RecordDecoder:
 
 
 def record_at(data: bytes, at: int) -> tuple[Record | None, int]:
-    """The record at `at`, None if it is not whole, and where the next begins. Raises DiskFailed for a corrupt one."""
+    """Return the record at `at`, or None if it is incomplete, and the offset of the next. Raises DiskFailed for a
+    corrupt record."""
     have = len(data) - at
     size = int.from_bytes(data[at : at + 4], "little")
     if have < record.HEAD_BYTES or have < record.padded(size):

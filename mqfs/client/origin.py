@@ -1,4 +1,4 @@
-"""A group as the origin of messages: which transport a subscription reads."""
+"""A group as the origin of messages: the choice of the transport for a subscription."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Origin:
 
     def __init__(self, link: Link, path: str, reconnect: bool | float) -> None:
         self._link, self._path, self._reconnect = link, path, reconnect
-        self._checked: set[str] = set()  # conditions that were checked for a warning
+        self._checked: set[str] = set()  # warnings whose condition was checked
 
     def subscribe(
         self,
@@ -34,7 +34,7 @@ class Origin:
         reconnect: bool | float | None = None,
         is_patient: bool = False,
     ) -> Subscription:
-        """From a position of `seek` on. `reconnect`: None: as the client does. `is_patient`: see
+        """Subscribe from a position of `seek` on. `reconnect`: None: as the client. `is_patient`: see
         `CursorSubscription`."""
         if start == "first":
             self.warn_of_loss("existing=True")
@@ -50,7 +50,7 @@ class Origin:
         )  # fmt: skip
 
     def cover(self, names: Sequence[str]) -> CursorSubscription:
-        """From now on; the names need not be there yet."""
+        """Subscribe to streams from now on; they need not exist yet. From a ring all streams are read."""
         direct, again = self._direct, self._reconnect
         found = direct.subscribe((), existing=False, filters=(), reconnect=again) if direct is not None else None
         if found is not None:
@@ -61,14 +61,14 @@ class Origin:
         return self._link.open(f"{self._path}/.cursor", "r+")
 
     def end(self) -> int:
-        """The next sequence, where it is known without asking the server; else 0."""
+        """Return the next sequence if it is known without asking the server, else 0."""
         return self._direct.end() if self._direct is not None else 0
 
-    # ------------------------------------------------------------ warnings: once each, they cost round trips
+    # ------------------------------------------------------------ warnings: each once, as they cost round trips
 
     def warn_of_loss(self, what: str) -> None:
-        """Warn a late reader where messages were written that nothing keeps for it; with `deliver one` they are kept
-        until they are acknowledged."""
+        """Log a warning for a late reader if messages were written before that are not retained for it. With
+        `deliver one` messages are retained until they are acknowledged."""
         if not self._is_first("loss"):
             return
         settings = self._settings()
@@ -79,7 +79,7 @@ class Origin:
             )  # fmt: skip
 
     def warn_of_sharing(self) -> None:
-        """Warn of a handler where readers share the messages: it shares none."""
+        """Log a warning for a handler in a group with `deliver one`: it gets all messages, it does not share them."""
         if self._is_first("sharing") and b"deliver one" in self._settings():
             log.warning(
                 "on in group %r: with 'deliver one', too, each handler gets every message (expected single=True for "
@@ -93,14 +93,14 @@ class Origin:
     def _settings(self) -> list[bytes]:
         try:
             return read_whole(self._link, f"{self._path}/ctl").split(b"\n")
-        except MqfsError:  # what is called next says it
+        except MqfsError:  # the caller's own request reports it
             return []
 
     def _next(self) -> int:
         try:
             with closing(self.cursor()) as file:
                 return int(parse_answer(file.ask(b"selected\n"))["next"])
-        except MqfsError:  # a warning is never why a call fails
+        except MqfsError:  # a call does not fail for a warning
             return 0
 
     @property

@@ -1,14 +1,14 @@
-"""Claims ahead of the program, and acknowledgements that are written together.
+"""Prefetched claims, and acknowledgements that are written together.
 
-One read claims up to `prefetch` messages. They are given out one by one, and what `with claim:` blocks acknowledge is
-noted here, and written in one line: when the program waits for more, and else every TICK_S.
+One read claims up to `prefetch` messages, which `get` returns one by one. The acknowledgements of `with claim:` blocks
+are queued here, and written in one line: when the program waits for more messages, and else every TICK_S.
 
     read      7 8 9 10          `Claims._ready`
-    blocks    7 8               noted; a program that asks for 9 does not wait for their acknowledgement
+    blocks    7 8               queued; a program that asks for 9 does not wait for their acknowledgement
     write     ack 7-8           by `send`: before the next read, or by the thread
 
-Claims that lie ahead for `hold_s` are released uncounted, so that a slow handler keeps no other worker from them, and
-no lease ends. The thread ends once nothing is noted and nothing lies ahead.
+Prefetched claims are released uncounted after HOLD_S or half the lease, so that a slow handler does not keep them from
+other workers, and no lease expires. The thread ends once no acknowledgement is queued and no claim is prefetched.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from mqfs.syntax.lines import command_lines
 if TYPE_CHECKING:
     from mqfs.client.delivery import Claim, Claims
 
-TICK_S = 0.01  # after which an acknowledgement is written at the latest
-AGAIN_S = 1.0  # between two attempts of the thread, where the server refuses acknowledgements: its disk is full, say
-LEASE_AGE_S = 0.5  # after which the lease is read again
-HOLD_S = 15.0  # that claims lie ahead at most; half the lease, where that is shorter
-EXIT_S = 2.0  # that the end of a program waits for all of this at most
-ANSWER_S = 1.0  # that a `get` awaits answers at least
-SHOWN = 8  # ranges that an error names
+TICK_S = 0.01  # an acknowledgement is written after this time at the latest
+AGAIN_S = 1.0  # between two attempts of the thread, while the server refuses acknowledgements (its disk is full)
+LEASE_AGE_S = 0.5  # after this time the lease is read again
+HOLD_S = 15.0  # prefetched claims are released after this time, or half the lease if that is shorter
+EXIT_S = 2.0  # the end of a program waits for all of this at most
+ANSWER_S = 1.0  # a `get` awaits answers for this time at least
+SHOWN = 8  # ranges in an error's text
 
 
 def ranges(sequences: Iterable[int]) -> list[str]:
-    """Sequences as the commands of a consumer take them: neighbours as one range."""
+    """Return sequences as arguments of a consumer's commands: neighbours as one range."""
     runs: list[list[int]] = []
     for sequence in sorted(sequences):
         if runs and runs[-1][1] == sequence - 1:
@@ -50,22 +50,24 @@ def ranges(sequences: Iterable[int]) -> list[str]:
 
 
 class Lease:
-    """The lease of a group, which may be changed at any time. It is read again where it is used after LEASE_AGE_S, by
-    the threads that renew claims or release them: once for all handles, and never for short work."""
+    """The lease of a group, which may be changed at any time.
+
+    The threads that renew or release claims read it again when it is older than LEASE_AGE_S: once for all handles, and
+    never for short work."""
 
     def __init__(self, ask: Callable[[], float]) -> None:
-        """`ask`: the lease in seconds; 0: none."""
+        """`ask` returns the lease in seconds; 0: none."""
         self._ask, self._lock = ask, threading.Lock()
         self._read_at = -LEASE_AGE_S
-        self.seconds = 0.0  # when it was read last
+        self.seconds = 0.0  # by the last read
 
     def read(self) -> None:
-        """Raises what reading the settings does."""
-        self._read_at = time.monotonic()  # where it fails, the next attempt is as late
+        """Read the lease. Raises the errors of reading the settings."""
+        self._read_at = time.monotonic()  # before the attempt: after a failure the next is not sooner
         self.seconds = self._ask()
 
     def now(self) -> float:
-        """The lease in seconds, or that of before where it cannot be read."""
+        """Return the lease in seconds; the last known one if it cannot be read."""
         with self._lock, suppress(MqfsError):
             if time.monotonic() - self._read_at >= LEASE_AGE_S:
                 self.read()
@@ -73,8 +75,10 @@ class Lease:
 
 
 class SentAcks:
-    """The acknowledgements of a handle that claims one message at a time: each is sent at the end of its block, and its
-    answer is awaited with that of the next read. One round trip a message, not two."""
+    """The acknowledgements of a handle that claims one message at a time.
+
+    Each is sent at the end of its block, and its answer is awaited with that of the next read: one round trip a
+    message, not two."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
@@ -82,10 +86,11 @@ class SentAcks:
         self._refused: list[tuple[Claim, MqfsError]] = []  # for the next `get`
 
     def received(self) -> None:
-        """Nothing lies ahead for long."""
+        """Do nothing: claims are not prefetched here."""
 
     def add(self, claim: Claim) -> bool:
-        """Send an acknowledgement. False: it has to be awaited at once, for no `get` of this thread follows soon."""
+        """Send an acknowledgement. Returns False if the caller has to acknowledge and wait, as no `get` follows soon
+        that would await the answer."""
         claims = self._claims
         if claims._shut or claim._file is not claims._file or claims._turn.locked():
             return False
@@ -96,20 +101,20 @@ class SentAcks:
         return True
 
     def stop(self) -> None:
-        """The handle is closed: `add` sends nothing more."""
+        """Do nothing: `add` sends nothing for a closed handle."""
 
     def before_read(self, deadline: float | None) -> None:
-        """Await the answers, once the next read was begun, or leave them to the one after it. The turn of `claims` is
-        held, here and by `send`."""
+        """Begin the next read, and await the answers; after the deadline they are left to a later read. The caller of
+        this and of `send` holds the turn of `claims`."""
         if self._sent:
             self._claims._begin_read()
             with suppress(TimeoutError):
                 self.send(deadline)
 
     def send(self, deadline: float | None = None) -> None:
-        """Await the answers to what was sent. A claim of which one is not lost can be settled again. Raises
-        TimeoutError."""
-        if deadline is not None:  # a server that is well answers soon: a `get` of no time is to raise why one failed
+        """Await the answers to the acknowledgements that were sent. A claim that was refused but not lost can be
+        settled again. Raises TimeoutError."""
+        if deadline is not None:  # a healthy server answers soon: `get(0)`, too, has to raise a failed acknowledgement
             deadline = max(deadline, time.monotonic() + ANSWER_S)
         while self._sent:
             claim, answer = self._sent[0]
@@ -124,7 +129,7 @@ class SentAcks:
             self._sent.popleft()
 
     def raise_failure(self) -> None:
-        """Raise, once, why acknowledgements failed."""
+        """Raise, once, the error of the acknowledgements that failed."""
         refused, self._refused = self._refused, []
         if refused:
             raise _explain(refused)
@@ -138,20 +143,20 @@ class DeferredAcks(SentAcks):
         self._lease = lease
         self._unsent: deque[Claim] = deque()
         self._sending = threading.Lock()
-        self._state = threading.Lock()  # of the next two
+        self._state = threading.Lock()  # guards the next two
         self._has_thread = self._is_stopped = False
         self._stopped = threading.Event()
         self._received_at = self._again_at = 0.0
         _open.add(claims)
 
     def received(self) -> None:
-        """Claims lie ahead from now on."""
+        """Record that claims were prefetched, and start the thread."""
         self._received_at = time.monotonic()
         with self._state:
             self._activate()
 
     def add(self, claim: Claim) -> bool:
-        """Acknowledge a claim soon. False: the handle is closed."""
+        """Queue the acknowledgement of a claim. Returns False if the handle is closed."""
         with self._state:
             if self._is_stopped:
                 return False
@@ -162,10 +167,10 @@ class DeferredAcks(SentAcks):
     def _activate(self) -> None:
         if not (self._has_thread or self._is_stopped):
             threading.Thread(target=self._run, name="mqfs-acks", daemon=True).start()
-            self._has_thread = True  # where none can be started, the next call tries
+            self._has_thread = True  # not set if the start fails: the next call tries again
 
     def stop(self) -> None:
-        """Note nothing from now on: the handle is closed."""
+        """Queue no more acknowledgements: the handle is closed."""
         with self._state:
             self._is_stopped = True
         self._stopped.set()
@@ -174,8 +179,8 @@ class DeferredAcks(SentAcks):
         self.send()
 
     def send(self, deadline: float | None = None) -> None:
-        """Write what was noted until now. Returns when the server has it, or refused it: a lost claim for good, all
-        else to be written again. The deadline does not bound that."""
+        """Write the queued acknowledgements, and wait for the server's answer, whatever the deadline. After a refusal
+        they are queued again, unless the claim is lost."""
         with self._sending:
             batch: list[Claim] = []
             while self._unsent:
@@ -212,16 +217,16 @@ class DeferredAcks(SentAcks):
             claims = self._claims
             ahead: list[Claim] = []
             with suppress(IndexError):
-                while True:  # `get` may take some meanwhile
+                while True:  # `get` may remove some meanwhile
                     ahead.append(claims._ready.pop())
-            refused = claims._settle_all("release", ahead)  # those that are lost are requeued already
+            refused = claims._settle_all("release", ahead)  # the server has requeued lost ones already
             left = {claim for claim, error in refused if not isinstance(error, Stale | Disconnected)}
-            claims._ready.extendleft(claim for claim in ahead if claim in left)  # on a full disk, say
+            claims._ready.extendleft(claim for claim in ahead if claim in left)  # refused, by a full disk, for example
             self._received_at = time.monotonic()
 
 
 def _explain(refused: Sequence[tuple[Claim, MqfsError]]) -> MqfsError:
-    """One error for claims whose acknowledgement was refused."""
+    """Return one error for all claims whose acknowledgement was refused."""
     error = refused[0][1]
     shown = " ".join(ranges({claim.sequence for claim, _ in refused})[:SHOWN])
     if isinstance(error, Disconnected):
@@ -237,7 +242,8 @@ _open: WeakSet[Claims] = WeakSet()
 
 
 def close_all(link: object = None) -> None:
-    """Close the handles of a connection, or all: what they noted is written, and what lies ahead is released."""
+    """Close the handles of a connection, or all (None): queued acknowledgements are written, and prefetched claims
+    released."""
     for claims in list(_open):
         if link is None or claims._link is link:
             with suppress(MqfsError, TimeoutError):
@@ -245,7 +251,8 @@ def close_all(link: object = None) -> None:
 
 
 def _close_at_exit() -> None:
-    """A server that is stopped keeps no program from its end: on a thread, and not for long."""
+    """Close all handles at the end of the program, on a thread and for at most EXIT_S: a stopped server must not block
+    the end."""
     if _open:
         thread = threading.Thread(target=close_all, name="mqfs-exit", daemon=True)
         thread.start()
@@ -253,4 +260,4 @@ def _close_at_exit() -> None:
 
 
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_open.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_open.clear)  # the handles are the parent's

@@ -1,6 +1,6 @@
-"""The write side of a group: a message to be published, its form as a `.put` request, batches, large bodies.
+"""The write side of a group: messages to be published, requests for `.put`, batches, large bodies.
 
-Publishing threads share its open files: each thread has one to itself while it writes.
+Publishing threads share its open files: a thread has a file to itself while it writes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Outgoing:
     """A message to be published with its options, for `Group.publish_many`: the arguments of `Group.publish`.
 
     Attributes:
-        stream: Its stream.
+        stream: The message's stream.
         body: Its body; text as UTF-8.
-        ttl: How long it lives, in seconds or as "30s". None: as the group has it.
-        delay: How long it is held back, in seconds or as "30s". None: not at all.
+        ttl: How long it lives, in seconds or as "30s". None: the group's `ttl`.
+        delay: How long it is delayed, in seconds or as "30s". None: not at all.
         at: When it is delivered, UNIX seconds or a datetime. None: at once.
         priority: 0 to 9. Higher ones are claimed first. None: 5.
         headers: Texts by name. None: none.
-        id: A message with an `id` that was published within `dedup` is not published again. Empty: none.
-        single: For one receiver, also in a group with `deliver all`.
-        key: Which messages belong together, at most 255 bytes. Empty: none.
-        expect: The sequence of the newest message that its stream is to have; 0: none. None: any.
+        id: A message whose `id` was published within `dedup` is not published again. Empty: none.
+        single: Whether it is for one receiver, also in a group with `deliver all`.
+        key: Messages with the same key belong together; at most 255 bytes. Empty: none.
+        expect: The sequence of the newest message that its stream has to retain; 0: none. None: any.
         every: How long between two runs of a schedule, in seconds or as "1h". None: none.
         cron: When a schedule runs: five fields and perhaps a zone. Empty: none.
     """
@@ -68,7 +68,7 @@ class Outgoing:
         """Build the fields of `.put`.
 
         Returns:
-            The fields but the stream; none where a plain write does.
+            The fields without the stream; none where a plain write suffices.
 
         Raises:
             BadRequest: A duration is invalid.
@@ -102,7 +102,7 @@ class Outgoing:
         """Build the request for `.put`.
 
         Args:
-            kept: Whether it is answered with a receipt.
+            kept: Whether the answer is a receipt.
 
         Returns:
             The object and the body.
@@ -117,7 +117,7 @@ class Outgoing:
 
 @lru_cache(maxsize=1_024)
 def head_of(stream: str) -> bytes:
-    """The object of `.put` for a message without options, which is answered with a receipt, and the newline."""
+    """Return the object of `.put` and the newline for a message without options; the answer is a receipt."""
     return Outgoing(stream, b"").put(kept=True)
 
 
@@ -140,7 +140,8 @@ class PublishOptions(TypedDict, total=False):
 
 
 def json_of(value: Any) -> bytes:
-    """A value as a body. Raises TypeError, ValueError for what JSON has not: NaN, though Python would write it."""
+    """Return a value as a body in JSON. Raises TypeError, ValueError for values that are not in JSON, also for NaN,
+    which Python would write."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
@@ -152,7 +153,7 @@ Durability: TypeAlias = Literal["committed", "published"]
 
 
 def is_committed(wait: Durability) -> bool:
-    """Raises BadRequest."""
+    """Whether `wait` is "committed". Raises BadRequest for an unknown word."""
     if wait not in ("committed", "published"):
         raise BadRequest(f"invalid wait {wait!r} (expected committed or published)")
     return wait == "committed"
@@ -162,7 +163,7 @@ Item: TypeAlias = Outgoing | tuple[str, Body]  # of publish_many: a tuple is a p
 
 
 def require_items(items: Sequence[Item]) -> None:
-    """Raises TypeError where a text stands for a pair. The types alone are read: there are many items."""
+    """Check that items are pairs or Outgoing. Raises TypeError. Of most only the type is read, as there are many."""
     if not {tuple, list, Outgoing}.issuperset(map(type, items)):
         for item in items:
             if not isinstance(item, Outgoing):
@@ -174,14 +175,15 @@ def outgoing(item: Item) -> Outgoing:
 
 
 def pair_of(item: Any) -> tuple[str, Body]:
-    """A plain message. Raises TypeError: two characters of a text are no stream and body."""
+    """Return the stream and body of a plain message. Raises TypeError for other items, such as a text of two
+    characters."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item  # type: ignore[return-value]
     raise TypeError(f"invalid message {item!r} (expected (stream, body) or Outgoing)")
 
 
 def escaped(item: Item) -> Item:
-    """The same with a text for its stream's name."""
+    """Return an item whose stream is a text with the stream's name instead."""
     if isinstance(item, Outgoing):
         stream, headers = addressed(item.stream, item.headers)
         return attrs.evolve(item, stream=stream, headers=headers)
@@ -191,8 +193,8 @@ def escaped(item: Item) -> Item:
 
 
 def addressed(text: str, headers: Mapping[str, str] | None) -> tuple[str, Mapping[str, str] | None]:
-    """The stream's name of a text, and the headers of its messages, which have the text where the name is shortened.
-    Raises BadName where they cannot."""
+    """Return the stream's name for a text, and the headers of its messages, which have the text if the name is
+    shortened. Raises BadName where the text is not UTF-8 and the name is shortened."""
     name = stream_name(text)
     if not is_shortened(name) or name == text:
         return name, headers
@@ -204,7 +206,8 @@ def addressed(text: str, headers: Mapping[str, str] | None) -> tuple[str, Mappin
 
 
 def way_of(item: Item) -> str:
-    """The way to write an item: "long", "put" or "plain". An empty write is no message, so an empty body is put."""
+    """Return how to write an item: "long", "put" or "plain". An empty body is "put", as a write of zero bytes is not a
+    message."""
     if isinstance(item, Outgoing):
         body = item.body
     else:
@@ -224,7 +227,7 @@ def plain_pair(item: Item) -> tuple[str, bytes]:
 
 T = TypeVar("T")
 
-OPEN_STREAMS = 128  # of a group: a fid each in the server
+OPEN_STREAMS = 128  # open files of a group, each a fid in the server
 IN_PARTS = ("headers", "id", "key", "priority", "ttl")  # options of a body in parts
 _BATCH = 1_024  # messages passed to the link at once: bounds the memory of an endless iterable
 
@@ -237,7 +240,7 @@ def _cannot(_stream: str, _body: object, _committed: bool) -> None:
 
 
 class Publisher:
-    """Publishes to one group. Thread-safe."""
+    """The publisher of one group. Thread-safe."""
 
     def __init__(self, link: Link, path: str) -> None:
         self._link, self._path = link, path
@@ -250,7 +253,8 @@ class Publisher:
     # ------------------------------------------------------------ open files
 
     def _acquire(self, name: str | None) -> File:
-        """A file of a lost connection would send nothing, and the next call by path may have connected again."""
+        """Return an open file of a stream, or of `.put` (None). Files of a lost connection are skipped: they send
+        nothing, while an open by path connects again."""
         with self._lock:
             while idle := self._idle.get(name):
                 file = idle.pop()
@@ -274,7 +278,7 @@ class Publisher:
 
     @contextmanager
     def _open_file(self, name: str | None) -> Iterator[File]:
-        """A file to write to; closed after an error."""
+        """Yield a file to write to; it is closed after an error."""
         file = self._acquire(name)
         try:
             yield file
@@ -324,8 +328,8 @@ class Publisher:
         return self._with_create(stream, create, lambda: self._put(data, stream, body))
 
     def ephemeral(self, message: Outgoing, create: bool, options: Sequence[str]) -> Receipt:
-        """Put a message into the ring, and not into the log. Raises BadRequest where that cannot be done, also with
-        other `options`."""
+        """Put a message into the ring, and not into the log. Raises BadRequest where that is impossible. `options`: the
+        names of other given options, which are refused."""
         if given := sorted([*message.metadata(), *options]):
             raise BadRequest(f"publish failed: ephemeral with {' and '.join(given)} (expected no other option)")
         direct, body = self._direct, bytes_of(message.body)
@@ -337,7 +341,8 @@ class Publisher:
         return Receipt(retained=False)
 
     def publish(self, message: Outgoing, create: bool, wait_s: float | None = None) -> Receipt:
-        """Write a message by `.put`. Raises TimeoutError where there was no room for it in that time."""
+        """Write a message by `.put`. Raises TimeoutError if there was no room for it in `wait_s` seconds (None: no
+        limit)."""
         is_large = is_long(message.body)
         data = b"" if is_large else message.put(kept=True)
         try:
@@ -348,7 +353,7 @@ class Publisher:
             raise TimeoutError(f"publish failed: no room in stream {message.stream!r} in {wait_s or 0:g} s") from None
 
     def _put(self, data: bytes, stream: str, body: Body) -> Receipt:
-        """Write a message without options by `.put`; where its user has no rights there, by its stream's file."""
+        """Write a message without options by `.put`; if the user has no rights there, to its stream's file."""
         try:
             return self._ask(data, None)
         except Denied:
@@ -363,7 +368,7 @@ class Publisher:
             return Receipt.parse(file.ask(data, wait_s))
 
     def writer(self, message: Outgoing, create: bool, wait_s: float | None = None) -> BodyWriter:
-        """A writer of a body of any size, with the options of a message."""
+        """Return a writer for a body of any size, with the options of a message."""
 
         def whole(body: bytes) -> None:
             self.publish(attrs.evolve(message, body=body), create, wait_s)
@@ -373,7 +378,7 @@ class Publisher:
         return BodyWriter(self._units, stream, message.metadata(), whole, make, wait_s)
 
     def _publish_long(self, message: Outgoing, create: bool, wait_s: float | None = None) -> Receipt:
-        """Publish a body that is larger than a message. Raises TooLong where an option forbids that."""
+        """Publish a body larger than a message. Raises TooLong if an option forbids that."""
         options = sorted(message.metadata().keys() - set(IN_PARTS))
         if options:
             raise TooLong(
@@ -385,7 +390,8 @@ class Publisher:
         return Receipt()
 
     def _with_create(self, stream: str, create: bool, write: Callable[[], T]) -> T:
-        """Write; where the stream is missing, or was removed under an open file, make it and write again."""
+        """Return the result of `write`; if the stream is missing, or was removed under an open file, make it and write
+        again."""
         try:
             return write()
         except NotFound:
@@ -396,7 +402,7 @@ class Publisher:
         return write()
 
     def make(self, stream: str) -> None:
-        """Make a stream, unless it exists: that needs no permission."""
+        """Make a stream, unless it exists; an existing one needs no permission."""
         path = f"{self._path}/{check_file_name(stream)}"
         try:
             self._link.create(path)
@@ -409,7 +415,7 @@ class Publisher:
     # ------------------------------------------------------------ many
 
     def publish_many(self, messages: Iterable[Item], create: bool, committed: bool) -> int:
-        """Write messages in order, several under way at once; how many."""
+        """Write messages in order, several under way at once. Returns their number."""
         count = 0
         wait: Callable[[], None] | None = None
         source = iter(messages)
@@ -454,15 +460,16 @@ class Publisher:
         wait: Callable[[], None] | None,
         known: bool = False,
     ) -> tuple[int, Callable[[], None] | None]:
-        """Publish without the files: how many messages, and a function that waits for the commit of all so far."""
+        """Publish through the ring. Returns the number of messages, and a function that waits for the commit of all so
+        far. `known`: only to streams that the ring knows."""
         first = 0
         try:
             try:
                 done, later = direct.publish_many(messages, known=known)
             except NotFound as error:
-                if not create or known:  # the group is gone
+                if not create or known:  # the group was removed
                     raise
-                first = getattr(error, "published", 0)  # a stream was removed after these
+                first = getattr(error, "published", 0)  # the messages before a removed stream's
                 for stream in dict.fromkeys(stream for stream, _ in messages[first:]):
                     self.make(stream)
                 done, later = direct.publish_many(messages[first:])

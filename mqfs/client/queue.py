@@ -11,14 +11,14 @@ from mqfs.client.group import Group
 from mqfs.client.types import Body
 from mqfs.errors import Stale, StreamFull
 
-POLL_S = 0.05  # between two looks of `join` for what other programs acknowledge
+POLL_S = 0.05  # between two checks of `join` for acknowledgements of other programs
 
 
 class Queue:
-    """A queue of bodies, shared by programs and kept over their ends: `put`, `get`, `task_done` as in `queue.Queue`.
+    """A queue of bodies that programs share, and that outlives them: `put`, `get`, `task_done` as in `queue.Queue`.
 
-    An item that was got is in flight until `task_done`, which acknowledges the oldest one that this thread has got.
-    Where the program ends before, another one gets it again. A `with` block closes the queue.
+    After `get` an item is in flight until `task_done`, which acknowledges the oldest item in flight of this thread. If
+    the program ends before that, another one gets the item again. A `with` block closes the queue.
 
         with mqfs.connect() as client, mqfs.Queue(client.group("jobs", create=True), "mail") as mails:
             mails.put(b"hello")
@@ -30,9 +30,9 @@ class Queue:
         """Open a queue.
 
         Args:
-            group: Its group, with `deliver all`.
-            stream: Its stream, made where it is missing.
-            consumer: The name of its consumer, made where it is missing. Empty: the stream's name.
+            group: The queue's group, with `deliver all`.
+            stream: Its stream; a missing one is made.
+            consumer: The name of its consumer; a missing one is made. Empty: the stream's name.
 
         Raises:
             MqfsError: See `Group.consume`.
@@ -41,7 +41,7 @@ class Queue:
         self._group, self._stream, self._name = group, stream, consumer or stream
         self._claims = group.consume(self._name, over=stream)
         self._taken = threading.local()
-        self._acknowledged = threading.Event()  # by a thread of this program
+        self._acknowledged = threading.Event()  # set by `task_done` of this program
 
     def __repr__(self) -> str:
         return f"<mqfs queue {self._stream!r} of {self._group!r}>"
@@ -50,12 +50,12 @@ class Queue:
         """Append an item, which is then as durable as the group's `sync` demands.
 
         Args:
-            item: Its bytes; text as UTF-8.
-            block: Whether to wait for room, where `depth` is reached under `full block`.
+            item: The item's bytes; text as UTF-8.
+            block: Whether to wait for room when `depth` is reached under `full block`.
             timeout: The most seconds to wait for room. None: without limit.
 
         Raises:
-            queue.Full: There was no room: in time under `full block`, at once under `full reject`.
+            queue.Full: There was no room: under `full block` in time, under `full reject` at once.
         """
         try:
             self._group.publish(self._stream, item, wait_s=timeout if block else 0.0)
@@ -66,7 +66,7 @@ class Queue:
         """Append an item, if there is room.
 
         Args:
-            item: Its bytes; text as UTF-8.
+            item: The item's bytes; text as UTF-8.
 
         Raises:
             queue.Full: There is no room.
@@ -74,17 +74,17 @@ class Queue:
         self.put(item, block=False)
 
     def get(self, block: bool = True, timeout: float | None = None) -> bytes:
-        """Take the next item; `task_done` has to follow.
+        """Claim the next item; `task_done` has to follow.
 
         Args:
-            block: Whether to wait for one.
+            block: Whether to wait for an item.
             timeout: The most seconds to wait. None: without limit.
 
         Returns:
-            Its bytes.
+            The item's bytes.
 
         Raises:
-            queue.Empty: There was none.
+            queue.Empty: There was no item in time.
         """
         try:
             claim = self._claims.get(timeout if block else 0.0)
@@ -94,13 +94,13 @@ class Queue:
         return claim.body
 
     def get_nowait(self) -> bytes:
-        """Take the next item, if there is one.
+        """Claim the next item, if there is one.
 
         Returns:
-            Its bytes.
+            The item's bytes.
 
         Raises:
-            queue.Empty: There is none.
+            queue.Empty: No item is waiting.
         """
         return self.get(block=False)
 
@@ -113,12 +113,12 @@ class Queue:
         return claims
 
     def task_done(self) -> None:
-        """Acknowledge the oldest item that this thread has got.
+        """Acknowledge the oldest item in flight of this thread.
 
         Raises:
-            ValueError: It has none.
-            Stale: The item went to another program meanwhile, by its lease or a lost connection.
-            MqfsError: It was not acknowledged, as on a full disk; the next call tries again.
+            ValueError: The thread has no item in flight.
+            Stale: The item is redelivered: its lease has expired, or the connection was lost.
+            MqfsError: The acknowledgement was refused, by a full disk, for example; the next call tries again.
         """
         if not self._open:
             raise ValueError("task_done failed: no item of this thread (expected one call for each get)")
@@ -127,33 +127,33 @@ class Queue:
         except Stale:
             self._open.popleft()
             raise
-        self._open.popleft()  # not before: where a full disk refuses it, say, the next call tries again
+        self._open.popleft()  # not earlier: after a refusal, by a full disk, for example, the next call tries again
         self._acknowledged.set()
 
     def qsize(self) -> int:
-        """Count the items that no program has got.
+        """Count the items that wait for a program.
 
         Returns:
-            Those of now; other programs put and get, too.
+            Their present number; other programs put and get, too.
         """
         return self._group.consumer(self._name).info().waiting
 
     def empty(self) -> bool:
-        """Ask whether no item waits.
+        """Check whether the queue is empty.
 
         Returns:
-            Whether that is so now.
+            Whether no item waits at present.
         """
         return not self.qsize()
 
     def join(self) -> None:
-        """Wait until every item was got, and acknowledged by `task_done`, by this program or another."""
+        """Wait until this or another program has acknowledged every item by `task_done`."""
         while self._group.consumer(self._name).lag():
             self._acknowledged.wait(POLL_S)
             self._acknowledged.clear()
 
     def close(self) -> None:
-        """Close it. Items without `task_done` go to others."""
+        """Close the queue. Items without `task_done` are requeued for other programs."""
         self._claims.close()
 
     def __enter__(self) -> Queue:

@@ -1,6 +1,6 @@
-"""Subscriptions that read a group's log through a `.cursor`, from now on or a part of the past.
+"""Subscriptions that read a group's log through a `.cursor`: from now on, or a part of the past.
 
-A subscription keeps its position, which survives the loss of the server, and counts lost messages.
+A subscription keeps its position across a restart of the server, and counts lost messages.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from mqfs.syntax.lines import command_lines, quote_word
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words, compile_selection, has_wildcard
 
-REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
+REPORT_S = 0.05  # the timeout of a `get` that reports lost messages without a later message
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
 _PROGRAMS = ("exact:", "prefix:")
 
 
 def all_of(filters: Filters) -> Sequence[Filter]:
-    """A list stays that list: it may be changed while messages are read."""
+    """Return filters as a sequence. A list is not copied: it may be changed while messages are read."""
     return (filters,) if callable(filters) else filters
 
 
 def fell_behind(lost: int, names: Sequence[str]) -> FellBehind:
-    """The error that reports a loss. `lost`: the most messages it can be; -1: unknown."""
+    """Return the error that reports a loss. `lost`: an upper bound of the messages; -1: unknown."""
     count = f"up to {lost} " if lost > 0 else ""
     of = " ".join(names) or "the group"
     error = FellBehind(f"{count}messages of {of} were lost (expected a larger 'depth' or 'replay all')")
@@ -45,7 +45,7 @@ def fell_behind(lost: int, names: Sequence[str]) -> FellBehind:
 
 
 def names_of(patterns: Patterns) -> tuple[str, ...]:
-    """The arguments of `select`; none: everything. Raises BadName."""
+    """Return the arguments of `select`; none for everything. Raises BadName."""
     names = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for name in names:
         if not has_wildcard(name):
@@ -54,7 +54,8 @@ def names_of(patterns: Patterns) -> tuple[str, ...]:
 
 
 def require_patterns(patterns: Patterns) -> tuple[str, ...]:
-    """The names that a caller gives. Raises TypeError; BadRequest for none, which could mean nothing or everything."""
+    """Return the names that a caller gives. Raises TypeError, and BadRequest for an empty list, which could mean
+    nothing or everything."""
     names = (patterns,) if isinstance(patterns, str | bytes) else tuple(patterns)
     if not names:
         raise BadRequest("no pattern (expected '#' for everything)")
@@ -65,13 +66,13 @@ def require_patterns(patterns: Patterns) -> tuple[str, ...]:
 
 
 def require_name(name: str) -> None:
-    """Raises BadRequest for what cannot be the name of a future stream."""
+    """Raise BadRequest for a name that no future stream can have."""
     if name.startswith(_PROGRAMS):
         raise BadRequest(f"{name!r} is a routing program (expected program=..., a stream, a pattern or a view)")
 
 
 class _LostCursor:
-    """What a subscription reads that could not be opened: a file whose server is away."""
+    """The file of a subscription that could not be opened: its server is disconnected."""
 
     def __init__(self, error: Disconnected) -> None:
         self._error = error
@@ -108,17 +109,18 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         is_past: bool = False,
         is_patient: bool = False,
     ) -> None:
-        """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages. `was_away`: the
-        server was restarted since it gave the messages before `start`. `program`: selects, instead of patterns.
-        `covers`: the names need not be there yet, and are no views. `is_past`: do not wait for `until`.
-        `is_patient`: where the server is away, the first message waits for it, as later ones do."""
+        """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages of their own.
+        `was_away`: the server was restarted since the messages before `start` were read. `program`: a routing program
+        instead of patterns. `covers`: the names are streams, which need not exist yet. `is_past`: do not wait for
+        messages up to `until`. `is_patient`: if the server is disconnected, the first `get` waits for it, as later ones
+        do, instead of this raising Disconnected."""
         if program and names_of(patterns):
             raise BadRequest("subscribe failed: pattern and program given (expected one)")
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._program, self._covers, self._is_past = program, covers, is_past
         self._singly, self._was_away = singly, was_away
         self._start = start
-        self._received_to = 0  # the sequence after all that was received; 0: nothing was
+        self._received_to = 0  # the sequence after the last received message; 0: none was received
         try:
             self._file = self._open()
         except Disconnected as error:
@@ -129,22 +131,22 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     def _set_up(
         self, link: Link, path: str, patterns: Patterns, until: str, filters: Filters, reconnect: bool | float
     ) -> None:
-        """The state that a subscription in a ring has, too."""
+        """Set the state that a subscription in a ring has, too."""
         Waiting.__init__(self)
         self._link, self._path = link, path
         self._names, self._until = names_of(patterns), until
         self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
         self._program = ""
         self._words = DOTTED  # of the group's patterns, by its last answer
-        self._turn = threading.Lock()  # one thread reads
+        self._turn = threading.Lock()  # held by the thread that reads
         self._singly = False
-        self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
-        self._ready: deque[Message] = deque()  # received, and not given out yet
-        self._pop = None  # gives these out as they are: none is lost before them, none left out, none a part
-        self._lost_below = 0  # messages below that sequence that are not read are lost
+        self._exactly: frozenset[str] = frozenset()  # names selected here, as the cursor knows no such stream yet
+        self._ready: deque[Message] = deque()  # received, not returned yet
+        self._pop = None  # returns the next of `_ready`, if none is a part or filtered and no loss is before them
+        self._lost_below = 0  # unread messages below this sequence are lost
         self._assembly = MultipartAssembler()
-        self._losses = 0  # messages, not reported yet
-        self._counted_below = 0  # losses below that sequence are counted
+        self._losses = 0  # lost messages that are not reported yet
+        self._counted_below = 0  # losses below this sequence are counted
         self.reported_at = -LOSS_REPORT_S
 
     def __repr__(self) -> str:
@@ -170,14 +172,15 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return file
 
     def _end(self, file: File) -> str:
-        """The argument of `until`: at most the present end of the log."""
+        """Return the argument of `until`; with `is_past` at most the present end of the log."""
         if not self._is_past or not self._until.isdigit():
             return self._until
         file.write(command_lines("selected"))
         return str(min(int(self._until), self._answer(file)["next"] - 1))
 
     def _select(self, file: File) -> None:
-        """Select the names; where one without a wildcard is not found, select everything and filter here."""
+        """Select the names; if one without a wildcard is not found, select everything and filter here. Raises
+        NotFound, BadRequest."""
         self._exactly = frozenset()
         if self._program:
             file.write(command_lines(f"select program {quote_word(self._program)}"))
@@ -201,13 +204,13 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return command_lines(" ".join(["cover", *map(quote_word, self._names)]))
 
     def cover(self, names: Sequence[str]) -> None:
-        """Read other names from now on, of a subscription that `covers`; none: everything."""
+        """Replace the names of a subscription that `covers`; none: everything."""
         self._names = tuple(names)
-        with suppress(Disconnected):  # it is opened again with them
+        with suppress(Disconnected):  # the next cursor is opened with them
             self._file.write(self._cover_command())
 
     def _begin(self, next_sequence: int, streams: list[dict[str, int]]) -> None:
-        """Note the position of a new cursor, to reopen it there, and the losses before the first message."""
+        """Record the position of a new cursor, to reopen one there, and the losses before its first message."""
         if self._start == "end":
             self._start = str(next_sequence)
         elif self._start == "first":
@@ -216,32 +219,33 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             gone = max((s["floor"] for s in streams), default=0)
             if self._was_away:
                 if b"replay off" in self._ctl_lines():
-                    gone = next_sequence  # what was written meanwhile is unknown
+                    gone = next_sequence  # the messages written meanwhile are unknown
             elif gone > int(self._start):
                 gone = self._trimmed_below()
             self._lost_below = max(self._lost_below, gone)
 
     def _trimmed_below(self) -> int:
-        """The sequence below which messages were lost. A low watermark also passes expired ones and gaps."""
+        """Return the sequence below which messages were lost. The floors of streams do not tell: they also pass expired
+        messages and gaps."""
         stats = json.loads(read_whole(self._link, f"{self._path}/.stats"))
         lines, streams = self._ctl_lines(), self._selected(stats["streams"])
-        if b"replay all" in lines or b"replay key" in lines:  # what a newer message replaced is no loss
+        if b"replay all" in lines or b"replay key" in lines:  # a message replaced by a newer one is not a loss
             return max((s["cut"] for s in streams), default=0)
-        before = b"replay last" in lines  # the last one may be older than the server's counts
+        before = b"replay last" in lines  # the newest message may be older than the server's counts
         return max((s["floor"] for s in streams if s["messages"] < s["written"] + before), default=0)
 
     def _ctl_lines(self) -> list[bytes]:
         return read_whole(self._link, f"{self._path}/ctl").split(b"\n")
 
     def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
-        """The next sequence, and the rows of the selected streams: number, floor, cut, first. Of a cursor after the
-        command `streams`."""
+        """Return the next sequence, and the rows of the selected streams: number, floor, cut, first. Called after the
+        command `streams` was written to the cursor."""
         answer = self._answer(file)
         self._words = Words(*answer.get("words", DOTTED))
         return answer["next"], self._selected(answer["streams"])
 
     def _answer(self, file: File) -> dict[str, Any]:
-        """The answer of a cursor to a command."""
+        """Return the answer of a cursor to a command. Raises NotFound if the group was removed."""
         text, interrupted = b"", False
         while not text.endswith(b"\n"):
             try:
@@ -257,21 +261,21 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return parse_answer(text)
 
     def _selected(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
-        """The rows of the selected streams; of all, where a name may be a view's."""
+        """Return the rows of the selected streams; of all, if a name may be a view's."""
         selects = compile_selection(self._names, self._words)
-        if all(has_wildcard(name, self._words) or name in streams for name in self._names):  # none of them is a view
+        if all(has_wildcard(name, self._words) or name in streams for name in self._names):  # no name is a view's
             streams = {name: row for name, row in streams.items() if selects(name)}
         return list(streams.values())
 
     def _reopen(self, deadline: float | None) -> None:
-        """Open a new cursor after the last message, once the server is back."""
+        """Open a new cursor after the last message, once the server is connected again."""
         self._was_away = True
         self._file = self._retry(self._open, deadline)
-        if self._interrupt_requested:  # meanwhile
+        if self._interrupt_requested:  # requested meanwhile
             self._file.interrupt()
 
     def _on_end_of_file(self, deadline: float | None) -> None:
-        """End of file: its streams were removed, or the server stops."""
+        """Handle an end of file: the subscription ends, its streams were removed, or the server stops."""
         if self._reconnect is False or self._until:
             self._at_end = True
             return
@@ -294,7 +298,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             away = super()._when_ready(call)
         if away or not (self._lost_below or self._losses):
             return away
-        after_s = max(self.reported_at + LOSS_REPORT_S - time.monotonic(), FIRST_PAUSE_S)  # no message may follow
+        after_s = max(self.reported_at + LOSS_REPORT_S - time.monotonic(), FIRST_PAUSE_S)  # even without a message
         return after_s, REPORT_S
 
     def _next_item(self, deadline: float | None) -> Message:
@@ -318,7 +322,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             self._turn.release()
 
     def _take(self, deadline: float | None) -> Message:
-        """The next of what was received. Raises what `get` does."""
+        """Return the next received message, after receiving some if there is none. Raises the errors of `get`."""
         while not self._ready:
             self._fill(deadline)
         if self._lost_below or self._losses:
@@ -330,7 +334,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return message.sequence
 
     def _fill(self, deadline: float | None) -> None:
-        """Receive messages, or wait a little. Raises what `get` does."""
+        """Receive messages, or wait; the caller checks and repeats it. Raises the errors of `get`."""
         if self._at_end or self._closed.is_set():
             raise EOFError
         if self._received_to:
@@ -361,7 +365,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             self._on_end_of_file(deadline)
 
     def _receive(self, messages: list[Message], has_headers: bool) -> None:
-        """`has_headers`: some of them may have."""
+        """Add received messages to `_ready`. `has_headers`: some of them may have headers."""
         if messages:
             is_plain = not (self._lost_below or self._losses or self._exactly) and (
                 self._singly or not has_headers or not any(headers.PART in message.headers for message in messages)
@@ -373,7 +377,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     # ------------------------------------------------------------ losses
 
     def _fall_behind(self, deadline: float | None) -> None:
-        """After FellBehind: count as lost what is not read below the present log starts."""
+        """Prepare the report of a loss after FellBehind: unread messages below the present floors are lost."""
         try:
             self._file.write(command_lines("streams"))
             self._lost_below = max((row["floor"] for row in self._places(self._file)[1]), default=self._lost_below)
@@ -382,14 +386,15 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             self._reopen(deadline)
 
     def _wait_s(self, deadline: float | None) -> float | None:
-        """How long to wait for a message: a loss is reported soon, also where none follows."""
+        """Return how many seconds to wait for a message, None: without limit. A loss is reported soon even if no
+        message follows."""
         if self._lost_below or self._losses:
             soon = max(self.reported_at + LOSS_REPORT_S, time.monotonic() + FIRST_PAUSE_S)
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
     def _count_before(self, sequence: int) -> None:
-        """Count the losses before the message of that sequence. Raises FellBehind, at most every LOSS_REPORT_S."""
+        """Count the losses before the message of a sequence. Raises FellBehind, at most every LOSS_REPORT_S."""
         self._count(sequence)
         self._start = str(sequence + 1)
         if self._losses and time.monotonic() - self.reported_at >= LOSS_REPORT_S:
@@ -408,7 +413,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
                 self._lost_below = 0
 
     def _report_losses(self, end: int) -> None:
-        """Report losses that no message follows. `end`: the sequence above them."""
+        """Report losses without a message after them. `end`: the sequence above them. Raises FellBehind."""
         self._count(end)
         if self._losses:
             self._report()
@@ -439,7 +444,8 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
 
 
 def read_one(link: Link, path: str, first: int, last: int = 0) -> Message | None:
-    """A message of the group, or None: it was removed. `last`: of a body in parts the sequence of the last part."""
+    """Return a message of the group, or None if it was removed. `last`: for a body in parts, the sequence of its last
+    part."""
     until = str(last or first)
     with (
         suppress(FellBehind),

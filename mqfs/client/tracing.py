@@ -6,10 +6,10 @@
 
     for claim in group.consume("mail"):
         with tracing.process("shop", claim, consumer="mail"):
-            ...                                # what it does, and publishes, belongs to the sender's trace
+            ...                                # this work, and its publishes, belong to the sender's trace
 
-The library itself does none of this: who wants no spans pays nothing. A message belongs to a trace by its headers
-`traceparent` and `tracestate`, which `mq put`, `mq-work` and HTTP have, too.
+The library itself makes no spans, so programs without them pay nothing. A message belongs to a trace by its headers
+`traceparent` and `tracestate`, which `mq put`, `mq-work` and HTTP pass on, too.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _path(group: str, stream: str) -> str:
 
 @contextmanager
 def send(group: str, stream: str) -> Iterator[dict[str, str]]:
-    """A span around a publish, of a thread or a task.
+    """Make a span around a publish, for a thread or a task.
 
     Args:
-        group: The path of the group, as `Group.path` has it.
-        stream: The stream that is published to.
+        group: The path of the group, as in `Group.path`.
+        stream: The stream to publish to.
 
     Yields:
         The headers for the message.
@@ -62,12 +62,12 @@ def send(group: str, stream: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def process(group: str, message: Message | Claim, *, consumer: str = "") -> Iterator[Span]:
-    """A span around what is done for a message. Its parent is the span that sent it, if the message says so.
+    """Make a span around the processing of a message. Its parent is the sender's span, if the message names one.
 
     Args:
-        group: The path of the group, as `Group.path` has it.
-        message: What came.
-        consumer: The consumer that gave it. Empty: none, it was read.
+        group: The path of the group, as in `Group.path`.
+        message: The message or claim.
+        consumer: The consumer that claimed it. Empty: none, the message was read.
 
     Yields:
         The span.

@@ -1,8 +1,8 @@
-"""The API under the library: the Protocols of its transports, and the values its calls take.
+"""The API under the library: the Protocols of its transports, and the types of its arguments.
 
-Only bodies are converted here. A transport reaches a server by 9P (transport/ninep.py), an engine in this process
-(embedded.py), or a server's rings besides 9P (ring.py); the library above sees no difference. Links and files are
-thread-safe: one thread reads a file while others write and interrupt.
+A transport reaches a server by 9P (transport/ninep.py), an engine in this process (embedded.py), or a server's rings
+besides 9P (ring.py); the library above sees no difference. Links and files are thread-safe: one thread reads a file
+while others write and interrupt.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mqfs.syntax.lines import command_lines
 if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup
 
-READ_BYTES = 131_072  # of one read: what is made of them fits the cache
-TEMPORARY = 0o1622  # the mode of a stream for replies: everybody may write to it, and it goes with its last open file
+READ_BYTES = 131_072  # of one read: its decoded messages fit the cache
+TEMPORARY = 0o1622  # the mode of a stream for replies: everybody may write; it is removed with its last open file
 Body: TypeAlias = bytes | bytearray | memoryview | str
 Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
 Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or how long ago: "10m", a timedelta
@@ -37,43 +37,50 @@ class File(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether its connection is known to be lost: a call raises Disconnected, and sends nothing."""
+        """Whether the connection is known to be lost: calls raise Disconnected and send nothing."""
         ...
 
     def receive(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
-        """One read, which may wait. TimeoutError and Interrupted have read nothing: a message that arrived all the same
-        is returned. Raises Disconnected."""
+        """Read once, waiting up to `timeout` seconds (None: without limit).
+
+        Raises TimeoutError, Interrupted and Disconnected. The first two have read nothing: a message that arrives
+        before the read is cancelled is returned instead."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Begin to read, unless that was begun, and call once `receive` does not wait: from any thread, with locks
-        held, so that it must not block. `receive` returns what was read. Raises Disconnected."""
+        """Begin a read, unless one has begun, and call `call` once `receive` would not wait. It is called from any
+        thread, with locks held, so it must not block. `receive` returns the data. Raises Disconnected."""
         ...
 
     def write(self, data: bytes) -> object:
-        """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
+        """Write once: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
     def send(self, data: bytes) -> Callable[..., object]:
-        """Begin one write. Returns a function that waits for it, until a time of time.monotonic() if it is given one,
-        and then raises TimeoutError; it may be called again. Both raise Disconnected."""
+        """Begin one write. Returns a function that waits for its answer.
+
+        Its argument, if any, is a time of time.monotonic(): it then raises TimeoutError, and may be called again. Both
+        raise Disconnected."""
         ...
 
     def begin_read(self) -> None:
-        """Begin the read of the next `receive`, where that saves a round trip. Raises Disconnected."""
+        """Begin the read of the next `receive`, if that saves a round trip. Raises Disconnected."""
         ...
 
     def look_up(self, path: str) -> Callable[[], bool | None]:
-        """As `begin_read`, and ask in the same round trip whether there is this file. Returns a function, to be called
-        after `receive`: the answer; None: it is older than what was read. Both raise Disconnected."""
+        """Begin a read as `begin_read`, and ask in the same round trip whether a file exists.
+
+        Returns a function to be called after `receive`, which returns the answer, or None if that is older than the
+        data that was read. Both raise Disconnected."""
         ...
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
-        """One write and then the read of its short answer, in one round trip. After TimeoutError nothing is written."""
+        """Write once and read the short answer, in one round trip. Raises TimeoutError after `timeout` seconds; nothing
+        is written then."""
         ...
 
     def interrupt(self) -> None:
-        """End the read that waits in another thread, or else the next one, with Interrupted."""
+        """End the waiting read of another thread, or else the next read, with Interrupted."""
         ...
 
     def close(self) -> None: ...
@@ -96,25 +103,25 @@ class Subscription(Protocol):
             The message.
 
         Raises:
-            TimeoutError: There was none in time.
-            EOFError: It was closed, or has ended.
-            FellBehind: Messages were lost; `error.lost` is the most it can be.
+            TimeoutError: No message came in time.
+            EOFError: The subscription was closed, or has ended.
+            FellBehind: Messages were lost; `error.lost` is an upper bound of their number.
             DiskFailed: A message could not be read.
-            DiskFull: The temporary folder does not take a body of more than 8 MiB, which is left out.
+            DiskFull: The temporary folder has no room for a body of more than 8 MiB, which is left out.
             Interrupted: `interrupt` was called.
-            Disconnected: The server went away, and it is not to be waited for.
+            Disconnected: The server is disconnected, and `reconnect` does not wait for it.
         """
         ...
 
     def interrupt(self) -> None:
-        """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
+        """End the waiting `get` of another thread, or else the next one, with Interrupted. No message is lost."""
         ...
 
     def lost(self, error: Exception) -> bool:
-        """Ask whether an error was the end.
+        """Check whether an error has ended the subscription.
 
         Args:
-            error: What `get` raised.
+            error: An error that `get` raised.
 
         Returns:
             Whether no message follows.
@@ -122,7 +129,7 @@ class Subscription(Protocol):
         ...
 
     def close(self) -> None:
-        """End it; threads that wait in it get the end."""
+        """Close the subscription; it ends for waiting threads, too."""
         ...
 
     def __iter__(self) -> Iterator[Message]: ...
@@ -135,17 +142,17 @@ class Subscription(Protocol):
 
 
 class Link(Protocol):
-    """A tree."""
+    """The connection to a tree."""
 
-    label: str  # for texts
-    can_be_lost: bool  # the connection may end before its user closes it
+    label: str  # its name in texts
+    can_be_lost: bool  # whether the connection may be lost before it is closed
 
     def reach(self, deadline: float | None) -> None:
-        """Connect again where the connection is lost, of time.monotonic() until then. Raises TimeoutError."""
+        """Connect again if the connection is lost. Raises TimeoutError at `deadline`, of time.monotonic()."""
         ...
 
     def open(self, path: str, mode: str) -> File:
-        """`mode`: "r", "w" or "r+"."""
+        """Open a file. `mode`: "r", "w" or "r+"."""
         ...
 
     def create(self, path: str) -> None:
@@ -153,7 +160,8 @@ class Link(Protocol):
         ...
 
     def create_temporary(self, path: str) -> File:
-        """Make a stream that everybody may write to and that goes with the file, which is open for both."""
+        """Make a stream that everybody may write to, and return it open for reading and writing. It is removed when the
+        file is closed."""
         ...
 
     def mkdir(self, path: str) -> None: ...
@@ -165,38 +173,38 @@ class Link(Protocol):
     def names(self, path: str) -> list[str]: ...
 
     def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
-        """Begin to ask which of these files there are, in one round trip. Returns a function that waits for the
-        answers, and is to be called. Both raise Disconnected."""
+        """Begin to ask which files exist, in one round trip. Returns a function that waits for the answers, and has to
+        be called. Both raise Disconnected."""
         ...
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
-        """Many writes in order, several under way at once; the error of each, or None."""
+        """Write in order, with several writes under way at once. Returns the error of each, or None."""
         ...
 
     def direct(self, path: str) -> RingGroup | None:
-        """A faster transport of a group's messages, where one may exist. Sends nothing yet."""
+        """Return a faster transport for a group's messages, if one may exist, else None. Sends nothing."""
         ...
 
     def close(self) -> None:
-        """End reads that wait; files must not be used after this."""
+        """Close the connection: waiting reads end, and files must not be used after this."""
         ...
 
 
 def read_whole(link: Link, path: str) -> bytes:
-    """All of a file that has an end."""
+    """Read a file to its end."""
     with closing(link.open(path, "r")) as file:
         return b"".join(iter(file.receive, b""))
 
 
 def write_lines(link: Link, path: str, *lines: str) -> None:
-    """Write commands to a file, all at once."""
+    """Write commands to a file by one write."""
     with closing(link.open(path, "w")) as file:
         file.write(command_lines(*lines))
 
 
 def parse_answer(text: bytes) -> dict[str, Any]:
-    """The answer of a file to a command, in JSON. Raises the error in its place where the command failed after its
-    write was answered: by a server that stops, say."""
+    """Parse the answer of a file to a command, in JSON. Raises the error in its place if the command failed after its
+    write was answered: by a server that stops, for example."""
     if not text.startswith(b"{"):
         raise raised(Rerror(0, text.decode(errors="replace").rstrip("\n"), 0))
     answer: dict[str, Any] = json.loads(text)
@@ -204,7 +212,7 @@ def parse_answer(text: bytes) -> dict[str, Any]:
 
 
 def view_of(body: object) -> memoryview:
-    """The buffer of a body that is not text. Raises TypeError."""
+    """Return the buffer of a body that is not text. Raises TypeError."""
     try:
         return memoryview(body)  # type: ignore[arg-type]
     except TypeError:
@@ -212,7 +220,7 @@ def view_of(body: object) -> memoryview:
 
 
 def bytes_of(body: Body) -> bytes:
-    """A message's bytes; text as UTF-8. Raises TypeError."""
+    """Return the bytes of a body; text as UTF-8. Raises TypeError."""
     return body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(view_of(body))
 
 

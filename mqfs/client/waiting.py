@@ -1,4 +1,4 @@
-"""The common part of the library's iterators that wait: interrupts, ends, lost connections.
+"""The common part of the library's iterators that wait: interrupts, ends and lost connections.
 
 All retry loops of the library use `Backoff`: exponential pauses with jitter, up to a limit.
 """
@@ -28,14 +28,15 @@ class Backoff:
     """The pauses between the attempts of one call."""
 
     def __init__(self, limit_s: bool | float, closed: threading.Event, *, longest_s: float = LONGEST_PAUSE_S) -> None:
-        """`limit_s`: of all attempts, from the first failure on; True: none; False: one attempt. `closed` ends them."""
+        """`limit_s`: seconds for all attempts, from the first failure on; True: no limit; False: one attempt only.
+        `closed` ends pauses and attempts. `longest_s`: of one pause."""
         self._limit_s, self._closed, self._longest_s = limit_s, closed, longest_s
         self._pause_s, self._began = FIRST_PAUSE_S, 0.0
         self.next_at = 0.0  # of time.monotonic(): when the next attempt is due
         self._error: MqfsError | None = None
 
     def wait(self, error: MqfsError, deadline: float | None = None) -> None:
-        """Pause before the next attempt. Raises the error where there is none, TimeoutError at the deadline."""
+        """Pause before the next attempt. Raises `error` if there is none, TimeoutError at the deadline."""
         if self._limit_s is False or self._closed.is_set() or (isinstance(error, Disconnected) and error.final):
             raise error
         if not self._began:
@@ -44,13 +45,13 @@ class Backoff:
                 log.warning("%s; reconnecting", error)
         elif self._limit_s is not True and time.monotonic() - self._began > self._limit_s:
             raise error
-        pause_s = random.uniform(self._pause_s / 2, self._pause_s)  # jitter: clients do not return at once
+        pause_s = random.uniform(self._pause_s / 2, self._pause_s)  # jitter: clients do not reconnect all at once
         self._error, self.next_at = error, time.monotonic() + pause_s
         self._pause_s = min(self._pause_s * 2, self._longest_s)
         self.resume(deadline)
 
     def resume(self, deadline: float | None = None) -> None:
-        """Wait for the rest of a pause that an earlier deadline ended. Raises as `wait`."""
+        """Wait for the rest of a pause that an earlier deadline cut short. Raises the errors of `wait`."""
         if self._error is None:
             return
         until = self.next_at if deadline is None else min(self.next_at, deadline)
@@ -61,8 +62,8 @@ class Backoff:
         self._error = None
 
     def retry(self, attempt: Callable[[], T], *errors: type[MqfsError], deadline: float | None = None) -> T:
-        """The result of the first attempt that raises none of `errors`. Raises TimeoutError at the deadline; the next
-        call resumes there."""
+        """Return the result of the first attempt that raises none of `errors`. Raises TimeoutError at the deadline; the
+        next call resumes the pause."""
         self.resume(deadline)
         while True:
             try:
@@ -75,8 +76,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PythonReady:
-    """An iterator that gives out what it has received by `_pop`; where that is None or raises IndexError, `_wait_next`
-    does. In C it is done without a call of Python for each item."""
+    """An iterator that returns received items by `_pop`, or by `_wait_next` if that is None or raises IndexError. Its
+    twin in C needs no Python call for an item."""
 
     _pop: Callable[[], Any] | None
     _wait_next: Callable[[], Any]
@@ -105,26 +106,26 @@ class Waiting(Generic[T_co]):
     def __init__(self) -> None:
         self._process = os.getpid()
         self._closed = threading.Event()
-        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
+        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised Interrupted yet
         self._at_end = False
-        self._backoff: Backoff | None = None  # while the server is away
-        self._woken = threading.Event()  # `close` and `interrupt` end its pauses
-        self._on_wake: Callable[[], None] | None = None  # of an async program that waits meanwhile
+        self._backoff: Backoff | None = None  # while the server is disconnected
+        self._woken = threading.Event()  # set by `close` and `interrupt`, to end pauses
+        self._on_wake: Callable[[], None] | None = None  # called by those for an async program that waits
 
     def get(self, timeout: float | None = None) -> T_co:
-        """Wait for the next one.
+        """Wait for the next item.
 
         Args:
             timeout: The most seconds to wait. None: without limit.
 
         Returns:
-            The next one.
+            The item.
 
         Raises:
-            TimeoutError: There was none in time.
-            EOFError: It was closed, or has ended.
+            TimeoutError: No item came in time.
+            EOFError: The iterator was closed, or has ended.
             Interrupted: `interrupt` was called.
-            Disconnected: The server went away, and it is not to be waited for.
+            Disconnected: The server is disconnected, and `reconnect` does not wait for it.
         """
         try:
             return self._next_item(None if timeout is None else time.monotonic() + timeout)
@@ -132,22 +133,24 @@ class Waiting(Generic[T_co]):
             raise TimeoutError(f"no message in {timeout or 0:g} s") from None
 
     def _acquire_turn(self, deadline: float | None) -> None:
-        """Be the thread that reads. Raises TimeoutError where another one is until the deadline."""
+        """Become the thread that reads. Raises TimeoutError if another thread reads until the deadline."""
         if not self._turn.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError
 
     @property
     def _is_of_parent(self) -> bool:
-        """Whether a forked child has this: nothing is to be closed there, and the turn may be a thread's that is not
-        there."""
+        """Whether this process is a forked child: it must not close the parent's handle, and the lock may be held by a
+        thread that only the parent has."""
         return self._process != os.getpid()
 
     def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError
 
     def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
-        """Call once `get` hardly waits: at once, or from any thread, so that it must not block. Where it returns
-        (AFTER, TIMEOUT), the caller asks `get(TIMEOUT)` after AFTER seconds all the same. Raises Disconnected."""
+        """Call `call` once `get` would hardly wait: at once, or later from any thread, so it must not block.
+
+        If it returns (AFTER, TIMEOUT), the caller calls `get(TIMEOUT)` after AFTER seconds even without that. Raises
+        Disconnected."""
         if self._closed.is_set() or self._at_end:
             call()
         elif self._backoff is not None:
@@ -157,7 +160,8 @@ class Waiting(Generic[T_co]):
         return None
 
     def _wait_away(self, call: Callable[[], None], pause_s: float) -> tuple[float, float]:
-        """See `_when_ready`: while the server is away. `interrupt` and `close` end the pause."""
+        """Return (AFTER, TIMEOUT) of `_when_ready` for a disconnected server. `interrupt` and `close` call `call`
+        before."""
         self._on_wake = call
         if self._closed.is_set() or self._interrupt_requested:
             self._wake()
@@ -170,14 +174,14 @@ class Waiting(Generic[T_co]):
             call()
 
     def _retry(self, attempt: Callable[[], T], deadline: float | None) -> T:
-        """The result of an attempt to reach the server again. Raises Disconnected, EOFError, Interrupted, and
-        TimeoutError at the deadline; the next `get` resumes there."""
+        """Return the result of the first attempt that succeeds after the connection was lost. Raises Disconnected,
+        EOFError, Interrupted, and TimeoutError at the deadline; the next `get` resumes the pause."""
 
         def reach_and_attempt() -> T:
             self._link.reach(deadline)
             return attempt()
 
-        self._woken.clear()  # before the look at what may have set it
+        self._woken.clear()  # before the flags are read, so that no later wake-up is missed
         backoff, self._backoff = self._backoff or Backoff(self._reconnect, self._woken), None
         try:
             if not (self._closed.is_set() or self._interrupt_requested):
@@ -192,7 +196,7 @@ class Waiting(Generic[T_co]):
         raise Interrupted
 
     def _has_next(self) -> bool:
-        """Whether `get` returns at once, surely: what it returns was received."""
+        """Whether `get` certainly returns an item at once, as it was received."""
         return False
 
     def __iter__(self) -> Iterator[T_co]:
@@ -209,19 +213,19 @@ class Waiting(Generic[T_co]):
             raise
 
     def interrupt(self) -> None:
-        """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
+        """End the waiting `get` of another thread, or else the next one, with Interrupted. No message is lost."""
         self._interrupt_requested = True
         self._file.interrupt()
         self._wake()
 
     def _interrupted(self, error: Interrupted) -> None:
-        """Raise the error of an interrupted wait, unless it was interrupted by `close`."""
+        """Raise the error of a wait that `interrupt` ended; else, as after `close`, return."""
         requested, self._interrupt_requested = self._interrupt_requested, False
         if requested and not self._closed.is_set():
             raise error
 
     def _require_reconnect(self, error: Disconnected) -> None:
-        """Raises EOFError where it is closed, and the error where it is not to reconnect."""
+        """Raise EOFError if the iterator is closed, and the error if it does not reconnect."""
         if self._closed.is_set():
             raise EOFError from None
         if self._reconnect is False:

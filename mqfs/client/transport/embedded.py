@@ -1,6 +1,6 @@
 """The tree of a store, with the engine in this process.
 
-A lock stands for the engine's one thread. A maintenance thread runs its timers. Threads block on a `Wait`.
+The holder of a lock acts as the engine's only thread. A maintenance thread runs its timers. Threads block on a `Wait`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EmbeddedTransport:
         self._pid = os.getpid()
         self.lock = threading.Lock()  # its holder is the engine's thread
         self._changed = threading.Condition(self.lock)
-        self.dropped: list[Any] = []  # handles of files that were collected
+        self.dropped: list[Any] = []  # handles of garbage-collected files, to be closed
         self.busy = 0  # threads that wait for a result
         self._closed = self._is_stopped = False
         self._store: Store = open_store(path, self._post) if path else MemoryStore()
@@ -70,14 +70,14 @@ class EmbeddedTransport:
     # ------------------------------------------------------------ threads
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Deliver a result of the commit thread, on that."""
+        """Deliver a result of the commit thread, on that thread."""
         with self.lock:
             if self._is_stopped:
                 raise RuntimeError("post failed: the store is closed")
             run_posted(call)
 
     def _run_maintenance(self) -> None:
-        """Tick once a second; serve the tree's alarms."""
+        """Call `tick` once a second, and run the tree's timers when they are due."""
         tick_at = time.monotonic()
         with self._changed:
             while not self._is_stopped:
@@ -97,7 +97,8 @@ class EmbeddedTransport:
                 self._changed.wait(max(wait_s, LEAST_WAIT_S))
 
     def require(self) -> None:
-        """Require an open store of this process; close collected files. The lock is held."""
+        """Check that the store is open, and of this process; close garbage-collected files. The caller holds the lock.
+        Raises Disconnected."""
         if os.getpid() != self._pid:
             raise Disconnected("store of the parent process (expected another one in the child)")
         if self._closed:
@@ -106,8 +107,8 @@ class EmbeddedTransport:
             self.dropped.pop().close()
 
     def do(self, call: Callable[[], Step[T]], timeout: float | None = None) -> T:
-        """The result of a call of the engine. An interrupt (Ctrl-C) cancels the call, if that is still possible, and
-        so does the time-out."""
+        """Return the result of a call of the engine. Ctrl-C and the timeout in seconds cancel the call, if that is
+        still possible. Raises TimeoutError, and the call's errors."""
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self.lock:
             self.require()
@@ -115,14 +116,15 @@ class EmbeddedTransport:
         return self.finish(step, gate, timeout) if isinstance(step, Wait) else step
 
     def start(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
-        """The step; the gate opens when it is settled. The lock is held."""
+        """Return the step, and put an item into `gate` when it is resolved. The caller holds the lock."""
         if isinstance(step, Wait):
             step.subscribe(lambda _: gate.put(_SETTLED))
             self.busy += 1
         return step
 
     def finish(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
-        """Wait for a step. Raises its error; after TimeoutError or Interrupted it has no effect."""
+        """Wait for a step, and return its result. Raises its error; after TimeoutError or Interrupted it has had no
+        effect."""
         try:
             if self._is_interrupted(step, gate, timeout):
                 raise Interrupted
@@ -169,7 +171,7 @@ class EmbeddedTransport:
         self._make(path, self.tree.mkdir, 0o777)
 
     def _make(self, path: str, make: Callable[..., Step[Any]], mode: int) -> None:
-        """Make a file with the permissions of its group, as 9P does: the umask does not matter."""
+        """Make a file with the permission bits of its group, as 9P does, whatever the umask."""
 
         def call() -> Step[Any]:
             above, _, name = path.rstrip("/").rpartition("/")
@@ -189,7 +191,7 @@ class EmbeddedTransport:
         self.do(call)
 
     def reach(self, deadline: float | None) -> None:
-        """It is never lost."""
+        """Do nothing: an embedded engine is never lost."""
 
     def names(self, path: str) -> list[str]:
         with self.lock:
@@ -214,7 +216,7 @@ class EmbeddedTransport:
         return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
-        """All writes begin before the first is waited for, so that one commit serves them."""
+        """See `Link`. All writes begin before the first is waited for, so that one commit serves them."""
         started: list[tuple[Step[int] | MqfsError, queue.SimpleQueue[bool]]] = []
         with self.lock:
             self.require()
@@ -238,7 +240,7 @@ class EmbeddedTransport:
         return None
 
     def close(self) -> None:
-        """Answer the threads that wait, write everything to disk, unlock the store."""
+        """Answer waiting threads, write everything to disk, and unlock the store."""
         with self._changed:
             if self._closed or os.getpid() != self._pid:
                 return
@@ -261,7 +263,7 @@ class EmbeddedFile:
         self._link, self.handle = link, handle
         self._offset = 0
         self._waiting: tuple[Wait[bytes], queue.SimpleQueue[bool]] | None = None
-        self._begun: tuple[Step[bytes], queue.SimpleQueue[bool]] | None = None  # by `when_ready`
+        self._begun: tuple[Step[bytes], queue.SimpleQueue[bool]] | None = None  # a read begun by `when_ready`
         self._on_ready: Callable[[], None] | None = None
         self._interrupted = False
 
@@ -277,7 +279,7 @@ class EmbeddedFile:
         return data
 
     def _begin(self, count: int) -> tuple[Step[bytes], queue.SimpleQueue[bool]]:
-        """Begin to read. The lock is held."""
+        """Begin to read. The caller holds the lock."""
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         step = self.handle.read(count, self._offset)
         if isinstance(step, Wait):
@@ -388,7 +390,7 @@ os.register_at_fork(after_in_child=_leave_stores)
 
 
 def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskStore:
-    """Open a store. Raises BadStore; where another process has it, with the way to reach that."""
+    """Open a store. Raises BadStore; if another process has it open, the text says how to reach that process."""
     check_alone(path)
     try:
         _opened.add(store := DiskStore(path, post))
@@ -410,7 +412,7 @@ def _advice(pid: int) -> str:
 
 
 def listening(pid: int) -> list[str]:
-    """The unix sockets that a process listens at; none where the kernel hides them from this user."""
+    """Return the unix sockets that a process listens at; none if the kernel hides them from this user."""
     addresses = []
     with contextlib.suppress(OSError):
         sockets = set()

@@ -22,7 +22,7 @@ from mqfs.ninep.codec.messages import Twrite
 if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup
 
-WINDOW_BYTES = 1 << 20  # writes under way at once: bounds the copies here and the queue in the server
+WINDOW_BYTES = 1 << 20  # of writes under way at once: bounds the copies here and the queue in the server
 WINDOW = 256
 
 
@@ -54,7 +54,7 @@ class NinepTransport:
 
     def reach(self, deadline: float | None) -> None:
         timeout = self._timeout
-        if deadline is not None:  # a second is given all the same: a slow server would never be reached by short waits
+        if deadline is not None:  # at least a second: short waits would never reach a slow server
             timeout = min(max(deadline - time.monotonic(), 1.0), inf if timeout is None else timeout)
         try:
             self.connection(timeout)
@@ -64,11 +64,12 @@ class NinepTransport:
             raise
 
     def connection(self, timeout: float | None = None) -> Client:
-        """The present connection, or a new one, which takes so long at most, in seconds. Raises Disconnected."""
-        if self._process != os.getpid():  # before the lock: a thread that is not here may have it
+        """Return the present connection, or a new one if that is lost. `timeout`: seconds for a new one, and for the
+        wait while another thread connects. Raises Disconnected."""
+        if self._process != os.getpid():  # before the lock, which a thread of the parent may hold
             raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         if timeout is None:
-            with self._dialling:  # Ctrl-C never comes between taking it and this block, as behind an `acquire`
+            with self._dialling:  # no Ctrl-C comes between the lock and this block, as it may after `acquire`
                 client = self._present(self._timeout)
             return client
         if not self._dialling.acquire(timeout=timeout):
@@ -101,7 +102,7 @@ class NinepTransport:
         client = self.connection()
         file = client.create(path, "r+", TEMPORARY)
         try:
-            client.chmod(path, TEMPORARY)  # a create takes away what the group's mode does not have
+            client.chmod(path, TEMPORARY)  # a create clears the bits that the group's mode lacks
         except BaseException:
             file.close()
             raise
@@ -131,7 +132,7 @@ class NinepTransport:
             end, size = at, 0
             while end < len(writes) and end - at < WINDOW and (end == at or size + len(writes[end][1]) <= WINDOW_BYTES):
                 if clients[end] is not clients[at]:
-                    break  # it was opened after a reconnect
+                    break  # this file was opened after a reconnect
                 size += len(writes[end][1])
                 end += 1
             results += self._write_some(clients[at], writes[at:end])
@@ -149,7 +150,7 @@ class NinepTransport:
         return [_error_of(client, next(slots)) if isinstance(r, Twrite) else r for r in requests]
 
     def close(self) -> None:
-        if self._process != os.getpid():  # its sockets are closed
+        if self._process != os.getpid():  # a forked child has closed its copies of the sockets
             return
         with self._dialling:
             self._closed = True

@@ -1,6 +1,6 @@
-"""The tree of a server on this machine: by 9P, and its groups' messages through their rings where that is possible.
+"""The tree of a server on this machine: by 9P, and the messages of its groups through their rings where possible.
 
-A ring is attached to by the first publish or subscribe, not before.
+The first publish or subscribe of a group attaches to its ring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mqfs.ring import EPHEMERAL, MISSING, protocol
 
 
 def why_not(address: str, user: str) -> str:
-    """The reason why rings are unavailable; empty where they may be available."""
+    """Return why rings are unavailable; empty if they may be available."""
     if MISSING:
         return f"C extension not built ({MISSING})"
     addresses = parse_addresses(address)
@@ -58,7 +58,7 @@ class RingLink(NinepTransport):
         self._required, self._limit = required, reconnect
         self._above = aname.strip("/")
         self._rings = weakref.WeakValueDictionary[str, RingGroup]()
-        self._attachments = weakref.WeakSet[RingAttachment]()  # subscriptions have theirs longer than their group
+        self._attachments = weakref.WeakSet[RingAttachment]()  # of groups and subscriptions, which may outlive groups
         self._sweep_in = _SWEEP
         self._making = threading.Lock()
         where = parse_address(address)
@@ -67,7 +67,8 @@ class RingLink(NinepTransport):
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
     def connection(self, timeout: float | None = None) -> Client:
-        """See `NinepTransport`. A connection that ended unnoticed, while only rings were used, is replaced at once."""
+        """See `NinepTransport`. A connection that was lost unnoticed, while only rings were used, is replaced at
+        once."""
         now = super().connection(timeout)
         if now.gone and self._reconnect:
             now.close("the server closed the connection")
@@ -101,28 +102,28 @@ class RingLink(NinepTransport):
 
 # ---------------------------------------------------------------- a group's plain messages through its ring
 
-# A publish is repeated over generations of the ring. Messages with options, views, and groups without a ring are left
-# to the files.
+# A publish is retried over generations of the ring. Messages with options, views, and groups without a ring use the
+# files.
 
-_SWEEP = 32  # groups at least are asked for between two looks for rings of groups that were removed
+_SWEEP = 32  # calls of `direct`, at least, between two checks for rings of removed groups
 SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
 RETENTION_S = 1.0  # between two questions whether anything retains the messages of a group
-ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
+ANSWER_S = 5.0  # within which a server that took over a ring has committed its messages
 _MESSAGE = int(Kind.MESSAGE)
-_new = tuple.__new__  # a Receipt of a tuple, at a third of the cost of its own
+_new = tuple.__new__  # makes a Receipt from a tuple, at a third of the cost of Receipt.__new__
 
 
 class RingGroup:
-    """A group's plain messages without its files. A result of None leaves the call to the files."""
+    """The plain messages of a group through its ring. A result of None means that the caller has to use the files."""
 
     def __init__(self, link: Link, path: str, attachment: RingAttachment) -> None:
         self._link, self._path, self._attachment = link, path, attachment
-        self._ask_at = 0.0  # when streams that retained nothing are asked about again
+        self._ask_at = 0.0  # when the server is asked again about streams that retained nothing
 
     # ------------------------------------------------------------ publishing
 
     def is_retaining(self, stream: str) -> bool | None:
-        """Whether anything retained the messages of a stream when that was last asked; None: unknown."""
+        """Whether anything retained the messages of a stream when the server was last asked; None: unknown."""
         at = self._attachment.now
         known = None if at is None else at.retained.get(stream)
         if at is not None and known is False and time.monotonic() >= self._ask_at:
@@ -133,8 +134,8 @@ class RingGroup:
         return known
 
     def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
-        """`publish`, if the body is bytes and nothing but the commit is to be waited or asked for. None: it is not, and
-        nothing was published."""
+        """Publish as `publish`, if the body is bytes and only the commit has to be waited for. Returns None, and has
+        published nothing, otherwise."""
         at = self._attachment.now
         if at is None or at.is_replaced:
             return None
@@ -152,12 +153,13 @@ class RingGroup:
         return _new(Receipt, (sequence, 0, None, False, retained))
 
     def publish_ephemeral(self, stream: str, body: bytes) -> bool:
-        """Publish a message that is not in the log. False: that cannot be done here. Raises NotFound."""
+        """Publish a message to the ring only, not to the log. Returns False if that is impossible. Raises NotFound."""
         at = self._attachment.usable()
         return at is not None and at.ephemeral and self.publish(stream, body, False, EPHEMERAL) is not None
 
     def publish(self, stream: str, body: bytes, committed: bool, flags: int = 0) -> int | None:
-        """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
+        """Publish a message, and wait for its commit if `committed`. Returns its sequence, or None. Raises NotFound,
+        TooLong, Disconnected."""
         if len(body) > limits.MESSAGE_BYTES:
             raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
         while True:
@@ -182,9 +184,11 @@ class RingGroup:
                 return sequence
 
     def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
-        """Publish pairs of a stream and bytes in order: how many, the rest being left to the files, and a function that
-        waits for their commit. Errors carry the number as `published`: of NotFound, too, where a stream was removed
-        meanwhile. `known`: none where some are no such pairs, or of a stream that it has not published to yet."""
+        """Publish pairs of a stream and bytes in order.
+
+        Returns the number of published messages, the rest being for the files, and a function that waits for their
+        commit. Errors have that number as `published`, also NotFound where a stream was removed meanwhile. `known`:
+        publish none if an item is not such a pair, or its stream was not published to before."""
         done, wait = 0, None
         if known and ((now := self._attachment.now) is None or now.is_replaced):
             return done, wait
@@ -214,7 +218,7 @@ class RingGroup:
             return at.ring.publish_pairs(at.numbers, messages, limits.MESSAGE_BYTES, SLICE_S)
 
     def _number(self, at: Attached, stream: str) -> int | None:
-        """The number of a stream; None: a view. Raises Stale where the generation has changed."""
+        """Return the number of a stream; None for a view. Raises NotFound, and Stale if the generation has changed."""
         while True:
             try:
                 return at.number(stream)
@@ -223,7 +227,8 @@ class RingGroup:
                     raise Stale("server of the ring was restarted") from None
 
     def _check_generation(self, at: Attached, error: MqfsError) -> None:
-        """Return where a failed publish is to be repeated, with this generation or the next."""
+        """Return if a failed publish has to be retried, with this generation or the next. Raises Disconnected,
+        DiskFailed, DiskFull."""
         self._attachment.require()
         if isinstance(error, Stale | BadRing):
             at.is_replaced = True
@@ -234,8 +239,8 @@ class RingGroup:
             self._require_log(at)
 
     def _wait_committed(self, at: Attached, sequence: int) -> None:
-        """Wait until a message is as durable as the group's `sync` demands. Raises DiskFailed; DiskFull, where it waits
-        in the ring for room; after Disconnected the outcome is unknown."""
+        """Wait until a message is as durable as the group's `sync` demands. Raises DiskFailed, DiskFull (the message
+        waits in the ring for room), and Disconnected (the outcome is unknown)."""
         look_at = time.monotonic() + LOOK_S
         while not at.ring.wait_committed(sequence, SLICE_S):
             self._attachment.require()
@@ -249,7 +254,7 @@ class RingGroup:
 
     @staticmethod
     def _require_log(at: Attached) -> None:
-        """Raises DiskFailed where the group's log has failed, DiskFull where it has no room."""
+        """Raise DiskFailed if the group's log has failed, DiskFull if the disk has no room for it."""
         try:
             at.socket.ask({"stream": ""})  # no such stream: the answer is the error of a publish
         except (Disconnected, NotFound, Stale):
@@ -258,14 +263,14 @@ class RingGroup:
     # ------------------------------------------------------------ subscribing
 
     def end(self) -> int:
-        """The next sequence, by now; 0: not known."""
+        """Return the next sequence at present; 0: unknown."""
         at = self._attachment.now
         return 0 if at is None or at.is_replaced else at.next
 
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
     ) -> Subscription | None:
-        """A subscription to what comes; None: there is no ring, or it cannot be had there."""
+        """Return a subscription through the ring; None if there is no ring, or it cannot serve this subscription."""
         attachment = self._attachment
         while (at := attachment.usable()) is not None and at.deliver == "all":
             try:

@@ -1,6 +1,6 @@
 """The attachment of this process to a group's ring, over generations of the ring and restarts of the server.
 
-It has the current generation and the connection that holds it. Publishes and reads no message.
+It has the current generation and the connection that holds it. It publishes and reads no messages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words
 
 LOOK_S = 0.5  # between two checks of the server
-GRACE_S = 10.0  # that a publisher waits for the next server, with `reconnect=True`
-REST_S = 5.0  # after a refusal the files are used for that long
-ENDING_S = 5.0  # for a generation to end, all of it in the log
+GRACE_S = 10.0  # for which a publisher waits for the next server, with `reconnect=True`
+REST_S = 5.0  # for which the files are used after a refusal
+ENDING_S = 5.0  # within which a generation ends, with all its messages in the log
 LONGEST_PAUSE_S = 0.1  # between two attempts
-READS = 1_000  # of a value that others change meanwhile
+READS = 1_000  # attempts to read a value while others change it
 
 
 class Refused(Exception):
@@ -54,14 +54,14 @@ class Attached:
         self.ephemeral: bool = (
             answer.get("ephemeral", False) and self.deliver == "all"
         )  # its server understands such messages
-        self.is_replaced = False  # replaced by another
+        self.is_replaced = False  # by another generation, or it must not be used any more
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation
-        self.retained: dict[str, bool | None] = {}  # by stream: whether anything retains messages, when it was asked
+        self.retained: dict[str, bool | None] = {}  # by stream: whether anything retained messages when last asked
 
     @property
     def next(self) -> int:
-        """The sequence of the next message, or an earlier one. Raises Stale where the ring is corrupt."""
+        """The sequence of the next message, or an earlier one. Raises Stale if the ring is corrupt."""
         for _ in range(READS):
             sequence = self.ring.next
             if sequence:
@@ -69,7 +69,7 @@ class Attached:
         raise Stale("ring is corrupt")
 
     def number(self, stream: str) -> int | None:
-        """The number of a stream; None: a view. Raises NotFound, BadName, Disconnected."""
+        """Ask for the number of a stream; None: it is a view. Raises NotFound, BadName, Disconnected."""
         answer = self.socket.ask({"stream": check_file_name(stream)})
         if answer.get("view"):
             return None
@@ -78,7 +78,7 @@ class Attached:
         return number
 
     def name(self, number: int) -> str | None:
-        """The name of a stream; None: unknown number."""
+        """Ask for the name of a stream; None: unknown number. Raises Disconnected."""
         try:
             name: str = self.socket.ask({"number": number})["stream"]
         except NotFound:
@@ -99,22 +99,23 @@ class RingAttachment:
         reconnect: bool | float,
         timeout: float | None,
     ) -> None:
-        """`name`: of the group, for the attach socket. `required`: a group without a ring is an error."""
+        """`name`: the group's path, for the attach socket. `required`: a group without a ring is an error."""
         self.closed = threading.Event()
         self.now: Attached | None = None
-        self.times_away = 0  # that the server was
+        self.times_away = 0  # how often the connection to the server was lost
         self.reconnect = reconnect
         self._link, self._socket_path, self._name = link, socket_path, name
         self._required, self._timeout = required, timeout
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # one thread attaches
+        self._lock = threading.Lock()  # held by the thread that attaches
         self._refused: tuple[float, MqfsError] | None = None
         self._without_socket_since = 0.0
         self._lost_socket: AttachClient | None = None  # the last one that was counted in `times_away`
         _attachments.add(self)
 
     def attached(self) -> Attached:
-        """The current generation. Raises Refused, or the server's error where a ring is required; Disconnected."""
+        """Return the current generation, attaching to it if needed. Raises Disconnected, and Refused, or the server's
+        error instead if a ring is required."""
         with self._lock:
             self.require()
             at = self.now
@@ -145,7 +146,8 @@ class RingAttachment:
             self.times_away += 1
 
     def release_retired(self) -> bool:
-        """Hold no generation that has ended: its memory is there as long as one holds it. Whether one is held."""
+        """Release a generation that has ended, as its memory is not freed before. Returns whether a generation is still
+        held."""
         if self._lock.acquire(blocking=False):
             try:
                 at = self.now
@@ -161,7 +163,7 @@ class RingAttachment:
         return Backoff(ENDING_S, self.closed, longest_s=LONGEST_PAUSE_S).retry(self._attach_once, Busy, Stale)
 
     def _attach_once(self) -> Attached:
-        """Raises Stale, Busy while a generation ends."""
+        """Attach to the current generation. Raises Stale, Busy while a generation ends."""
         attach_socket = self._dial()
         try:
             answer, memory = attach_socket.attach(self._name)
@@ -178,7 +180,7 @@ class RingAttachment:
             attach_socket.close()
             raise
         self.now = now
-        if self.closed.is_set():  # meanwhile
+        if self.closed.is_set():  # closed meanwhile
             self.close()
             self.require()
         return now
@@ -187,13 +189,14 @@ class RingAttachment:
         try:
             attach_socket = AttachClient(self._socket_path, self._timeout)
         except NoAttachSocket:
-            self._link.open(".stats", "r").close()  # a server that starts has its attach socket by the time it answers
+            self._link.open(".stats", "r").close()  # a starting server has its attach socket before it answers 9P
             attach_socket = self._dial_again()
         self._without_socket_since = 0.0
         return attach_socket
 
     def _dial_again(self) -> AttachClient:
-        """Connect again. No socket where one was before: a server is stopping, so wait GRACE_S for the next one."""
+        """Connect again. If the attach socket existed before, its server is stopping: Disconnected is raised for up to
+        GRACE_S, so that callers wait for the next server; then NoAttachSocket."""
         try:
             return AttachClient(self._socket_path, self._timeout)
         except NoAttachSocket as error:
@@ -209,12 +212,12 @@ class RingAttachment:
             raise Disconnected("the client was closed", final=True)
 
     def attach_again(self) -> Attached:
-        """The current generation, once the server is back. Raises Refused, Disconnected."""
+        """Wait for the server, and return the current generation. Raises Refused, Disconnected."""
         limit_s = GRACE_S if self.reconnect is True else self.reconnect
         return Backoff(limit_s, self.closed, longest_s=LONGEST_PAUSE_S).retry(self.attached, Disconnected)
 
     def usable(self) -> Attached | None:
-        """The generation to use now; None: use the files."""
+        """Return the generation to use now; None: use the files."""
         at = self.now
         if at is not None and not at.is_replaced:
             return at
@@ -224,14 +227,14 @@ class RingAttachment:
             return None
 
     def still_valid(self, at: Attached) -> bool:
-        """Attach again, once the server is back; whether the generation is still current. Raises Disconnected."""
+        """Wait for the server, attach again, and return whether a generation is still current. Raises Disconnected."""
         try:
             return self.attach_again() is at
         except Refused:
             return False
 
     def close(self) -> None:
-        """The ring's memory outlives the connection: nothing is published there from now on."""
+        """Close the connection, and use the ring no more: its memory outlives the connection."""
         self.closed.set()
         at = self.now
         if at is not None:
@@ -240,7 +243,7 @@ class RingAttachment:
 
 
 def _map(fd: int, generation: int) -> ring.Ring:
-    """The ring of that descriptor. Raises Unsupported where this process cannot map it: then it uses the files."""
+    """Map the ring of a descriptor. Raises Unsupported if this process cannot map it; it then uses the files."""
     try:
         return ring.attach(fd, generation)
     except OSError as error:
@@ -252,7 +255,7 @@ def _map(fd: int, generation: int) -> ring.Ring:
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _RECEIVE = (limits.RING_PACKET_BYTES,), (socket.CMSG_LEN(array("i").itemsize),), (socket.MSG_CMSG_CLOEXEC,)
 _NO_SERVER = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # of this process or machine
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # this process or machine lacks resources
 
 
 class NoAttachSocket(Unsupported):
@@ -260,13 +263,13 @@ class NoAttachSocket(Unsupported):
 
 
 class AttachClient:
-    """A connection, which holds one attachment while it is open. Thread-safe."""
+    """A connection to the attach socket, which holds one attachment while it is open. Thread-safe."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
-        """Raises NoAttachSocket, Unsupported, Disconnected."""
+        """Connect, in at most `timeout` seconds. Raises NoAttachSocket, Unsupported, Disconnected."""
         self._path = path
         self._lock = threading.Lock()
-        self._memory: list[io.FileIO] = []  # the descriptor that was received; a file, which can be closed twice
+        self._memory: list[io.FileIO] = []  # the received descriptor, as a file, which can be closed twice
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
@@ -285,16 +288,16 @@ class AttachClient:
         _open.add(self)
 
     def attach(self, group: str) -> tuple[dict[str, Any], io.FileIO]:
-        """Attach to a group's ring: its description, and its memory, which `close` closes, too. Raises the server's
-        error."""
+        """Attach to a group's ring. Returns its description, and its memory, which `close` closes, too. Raises the
+        server's error, Unsupported, Disconnected."""
         where = {"version": protocol.VERSION, "pid_namespace": pid_namespace()}
         answer = self._exchange({"attach": group, **where})
-        if len(self._memory) != 1:  # this process can have no more
+        if len(self._memory) != 1:  # this process has no free descriptor
             raise Unsupported(f"{self._path}: no descriptor in the answer")
         return answer, self._memory[0]
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer, which repeats the question. Raises its error, Disconnected."""
+        """Return the server's answer, which repeats the question. Raises the server's error, Disconnected."""
         answer = self._exchange(question)
         if any(answer.get(key) != asked for key, asked in question.items()):
             self.close()
@@ -302,19 +305,19 @@ class AttachClient:
         return answer
 
     def _exchange(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask, and receive the answer. Where anything interrupts that, Ctrl-C too, the connection is closed: the next
-        question would get the answer of this one."""
+        """Ask, and receive the answer. If anything interrupts that, also Ctrl-C, the connection is closed: the next
+        question would get this answer."""
         received: list[Any] = []
         with self._lock:
             try:
                 with contextlib.suppress(BrokenPipeError):  # refused; the reason can still be read
                     self._socket.send(protocol.encode(question))
-                # One call of C: the handler of a signal, which runs after it, finds the descriptor kept.
+                # One call of C: a signal handler that raises runs after it, when `received` has the descriptor.
                 received.extend(map(self._socket.recvmsg, *_RECEIVE))
                 self._keep_memory(received)
             except BaseException as error:
                 if not self._memory:
-                    with contextlib.suppress(OSError):  # no file of memory
+                    with contextlib.suppress(OSError):  # the descriptor is not that of a file
                         self._keep_memory(received)
                 self.close()
                 if isinstance(error, OSError):
@@ -329,7 +332,7 @@ class AttachClient:
         return answer
 
     def _keep_memory(self, received: list[Any]) -> None:
-        """Keep the descriptors that were received as files: all of them, or none where this is interrupted."""
+        """Keep the received descriptors as files: all, or none if this is interrupted."""
         fds = array("i")
         for _, ancillary, _, _ in received:
             for _, _, data in ancillary:
@@ -338,7 +341,7 @@ class AttachClient:
 
     @property
     def is_lost(self) -> bool:
-        """Whether either end was closed."""
+        """Whether this or the other end was closed."""
         fd = self._socket.fileno()
         if fd < 0:
             return True
@@ -354,7 +357,7 @@ class AttachClient:
             memory.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # there was none to be had
+        with contextlib.suppress(AttributeError):  # `__init__` has failed
             self._socket.close()
 
 
@@ -363,8 +366,8 @@ _open: weakref.WeakSet[AttachClient] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """Drop the parent's rings, locks that its threads may have held, and its connections: one open in a child would
-    hide the parent's end from the server."""
+    """Drop, in a forked child, the parent's rings, the locks that its threads may have held, and its connections. An
+    open connection in a child would hide the parent's end from the server."""
     for attachment in list(_attachments):
         attachment.now, attachment._lock = None, threading.Lock()
     for client in list(_open):

@@ -1,7 +1,7 @@
-"""Subscriptions that read a group's ring, and the log where the ring does not suffice.
+"""Subscriptions that read a group's ring, and the log for messages that the ring lacks.
 
-Both share one position: messages below it are delivered, or not selected. A cursor reads what the ring lacks; then the
-ring is read from there.
+Both share one position: messages below it were returned, or are not selected. A cursor reads the messages that the ring
+lacks; then the ring is read from there.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
-LOGGED_S = 0.1  # that a `get` waits at least for the log to have what the server wrote itself
-POLL_S = 0.005  # between two looks at several rings, where the kernel cannot wait for all of them
-MOST_RINGS = 127  # that the kernel can wait for at once
-IDLE_S = 5.0  # that the watcher's thread stays without a subscription
+LOGGED_S = 0.1  # for which a `get` waits at least until the log has the messages that the server wrote itself
+POLL_S = 0.005  # between two checks of several rings, if the kernel cannot wait for all of them
+MOST_RINGS = 127  # the kernel can wait for at once
+IDLE_S = 5.0  # after which the watcher's thread ends without a subscription
 
 
 class RingSubscription(CursorSubscription):
@@ -59,15 +59,15 @@ class RingSubscription(CursorSubscription):
         filters: Filters,
         reconnect: bool | float,
     ) -> None:
-        """`existing`: from the oldest retained message on. Raises NotInRing, and the tree's errors."""
+        """`existing`: begin at the oldest retained message. Raises NotInRing, Stale, and the tree's errors."""
         self._set_up(link, path, patterns, "", filters, reconnect)
         self._attachment, self._at, self._times_away = attachment, at, attachment.times_away
-        self._past_away = self._times_away  # of the server, when `_past` was opened
-        self._past: CursorSubscription | None = None  # reads the log, before the ring is read on
-        self._old_slots: list[ring.Consumer] = []  # of earlier generations: the log retains what they have not read
-        self._forever = False  # `_past` is read to the end: the group has no ring
+        self._past_away = self._times_away  # its value when `_past` was opened
+        self._past: CursorSubscription | None = None  # reads the log before the ring is read again
+        self._old_slots: list[ring.Consumer] = []  # of earlier generations: the log retains their unread messages
+        self._forever = False  # `_past` is read for good: the group has no ring for this client
         self._floor = 0  # records below it are read from the log
-        self._read_to = 0  # in the ring
+        self._read_to = 0  # the position in the ring after the records that were read
         self._check_at = self._away_since = 0.0
         self._ending = Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)  # between attempts while one ring ends
         self._filter = RingFilter(self._names)
@@ -81,10 +81,10 @@ class RingSubscription(CursorSubscription):
         if existing:
             self._catch_up("first")
             if self._past is not None:
-                self._position = int(self._past._start)  # from there on again, should the server go away
+                self._position = int(self._past._start)  # where to continue if the server disconnects
 
     def _check_names(self) -> bool:
-        """Whether all names are existing streams: it ends with them. Raises NotInRing for a view."""
+        """Whether all names are existing streams: the subscription ends with them. Raises NotInRing for a view."""
         count = 0
         for name in self._names:
             if not has_wildcard(name, self._at.words):
@@ -99,11 +99,11 @@ class RingSubscription(CursorSubscription):
     # ------------------------------------------------------------ the ring, and the log before it
 
     def _attach_slot(self, at: Attached) -> None:
-        """Read from the present end of a ring on. Raises Stale where it is retired: it retains nothing for new
-        slots."""
+        """Begin to read at the present end of a ring. Raises Stale if the ring is retired, as it retains nothing for
+        new slots; BadRing, Busy."""
         self._filter.attach(at)
         self._leave_slot()
-        with at.publishing:  # one thread uses the handle
+        with at.publishing:  # one thread at a time may use the handle
             self._at, self._consumer, self._socket = at, at.ring.consumer(hold=True), at.socket
         self._read_to = self._consumer.position
         if at.ring.retired:
@@ -112,7 +112,7 @@ class RingSubscription(CursorSubscription):
             raise Stale("ring is retired")
 
     def _leave_slot(self) -> None:
-        """Stop reading the ring; its slot is closed when the log or the next ring retains what follows."""
+        """Stop reading the ring. Its slot is closed once the log or the next ring retains the messages after it."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._old_slots.append(consumer)
@@ -128,21 +128,21 @@ class RingSubscription(CursorSubscription):
             consumer.close()
 
     def _catch_up(self, start: str) -> None:
-        """Read the log from `start` up to what the ring surely has. Raises Stale, Disconnected."""
+        """Read the log from `start` up to the messages that the ring certainly has. Raises Stale, Disconnected."""
         at = self._at
         end = self._floor = at.next
         if end <= 1 or (start.isdigit() and int(start) >= end):
             self._close_old_slots()
             return
         while not at.ring.wait_committed(end - 1, SLICE_S):
-            end = self._floor = min(end, at.next)  # do not wait for reservations that were given up
+            end = self._floor = min(end, at.next)  # do not wait for abandoned reservations
             self._attachment.require()
             if at.ring.retired:
                 raise Stale("ring is retired")
             if self._closed.is_set():
                 return
             if at.socket.is_lost:
-                raise Disconnected(f"{self._link.label}: the server closed the connection")  # the log stays as it is
+                raise Disconnected(f"{self._link.label}: the server closed the connection")  # no log can be read
         past = CursorSubscription(
             self._link, self._path, self._names,
             start=start, until=str(end - 1), singly=True, was_away=self._server_was_away(),
@@ -154,20 +154,20 @@ class RingSubscription(CursorSubscription):
         return self._attachment.times_away > self._times_away
 
     def _read_first(self, past: CursorSubscription) -> None:
-        """Read the log by that cursor, before the ring."""
+        """Read the log by `past` before the ring is read again."""
         past.reported_at, past._counted_below = self.reported_at, self._counted_below
         past._losses, self._losses = self._losses, 0
         self._past = past
         self._close_old_slots()
 
     def _change_over(self, deadline: float | None) -> None:
-        """Continue in the next generation, or the log, after the last message, once the server is back."""
+        """Wait for the server, and continue after the last message in the next generation or the log."""
         self._leave_slot()
         try:
-            self._retry(partial(self._change_in_turn, deadline), deadline)  # Interrupted: a server that stops
+            self._retry(partial(self._change_in_turn, deadline), deadline)  # a stopping server raises Interrupted
         except NotFound:
             self._at_end = True
-        if self._past is None and self._losses:  # not all were reported
+        if self._past is None and self._losses:  # some losses are not reported yet
             self._report()
 
     def _change_in_turn(self, deadline: float | None) -> None:
@@ -199,7 +199,7 @@ class RingSubscription(CursorSubscription):
         try:
             self._catch_up(str(self._position))
         except BaseException:
-            self._close_slot()  # the old ones retain the messages to read
+            self._close_slot()  # the old slots retain the unread messages
             raise
 
     def _all_removed(self, at: Attached) -> bool:
@@ -212,7 +212,7 @@ class RingSubscription(CursorSubscription):
         return True
 
     def _follow_log(self) -> None:
-        """Read the log from now on: the group has no ring for this client."""
+        """Read only the log from now on: the group has no ring for this client."""
         self._leave_slot()
         self._forever = True
         start = str(self._position)
@@ -236,7 +236,7 @@ class RingSubscription(CursorSubscription):
                 self._change_over(deadline)
                 return
             if self._consumer.position != self._read_to:
-                self._read_missed(self._consumer)  # a batch was interrupted (Ctrl-C)
+                self._read_missed(self._consumer)  # Ctrl-C interrupted the reading of a batch
                 return
             self._from_ring(self._consumer, deadline)
         except Stale:
@@ -250,7 +250,7 @@ class RingSubscription(CursorSubscription):
         except EOFError:
             past.close()
             self._past, self._at_end = None, self._forever
-            self._position = max(self._position, self._floor)  # losses below it are reported
+            self._position = max(self._position, self._floor)  # losses below that are reported
             self._times_away = self._past_away
         except FellBehind:
             self.reported_at = past.reported_at
@@ -273,7 +273,7 @@ class RingSubscription(CursorSubscription):
             self._position = run[-1].sequence + 1
 
     def _from_ring(self, consumer: ring.Consumer, deadline: float | None) -> None:
-        consumer.release()  # the records before are read
+        consumer.release()  # of the records that were read
         slice_s = SLICE_S if deadline is None else min(max(deadline - time.monotonic(), 0.0), SLICE_S)
         wanted = self._interrupt_requested
         if wanted:
@@ -300,12 +300,13 @@ class RingSubscription(CursorSubscription):
             raise TimeoutError
 
     def _skip(self, consumer: ring.Consumer) -> None:
-        """Skip a corrupt record, and all to the end of the ring: the log has those that passed the check."""
+        """Skip a corrupt record and all after it in the ring: the log has the records that passed the check."""
         consumer.skip()
         self._read_missed(consumer)
 
     def _read_missed(self, consumer: ring.Consumer) -> None:
-        """Read in the log what was not read in the ring. Raises Stale, to go on once the server is back."""
+        """Read from the log the messages that were not read from the ring. Raises Stale if the server is disconnected,
+        so that the caller continues with the next one."""
         try:
             self._catch_up(str(self._position))
         except Disconnected:
@@ -315,10 +316,10 @@ class RingSubscription(CursorSubscription):
         self._read_to = consumer.position
 
     def _decode(self, data: bytes, deadline: float | None) -> bool:
-        """Receive the messages of a range, up to its first corrupt record; whether there is none."""
+        """Receive the messages of a range up to its first corrupt record. Returns whether the range has none."""
         try:
             run = self._filter.messages(data)
-        except Disconnected:  # the records are read again, from the log
+        except Disconnected:  # the records will be read again, from the log
             if self._reconnect is False:
                 raise
             raise Stale("server of the ring was restarted") from None
@@ -332,21 +333,23 @@ class RingSubscription(CursorSubscription):
         return run.is_sound
 
     def _require_logged(self, sequence: int, deadline: float | None) -> None:
-        """Wait until the log has the messages up to that one: the server may be killed before it has written its own
-        there, and the next one leaves those out. Raises Stale where only the log tells which; EOFError, TimeoutError.
-        """
+        """Wait until the log has the messages up to `sequence`.
+
+        A server that is killed may not have logged messages that it wrote itself; the next server drops these. Raises
+        Stale if only the log can tell which were dropped; EOFError, TimeoutError."""
         at, deadline = self._at, None if deadline is None else max(deadline, time.monotonic() + LOGGED_S)
         while not at.ring.wait_committed(sequence, SLICE_S) and not (at.ring.retired or at.socket.is_lost):
             if self._closed.is_set():
                 raise EOFError
             if deadline is not None and time.monotonic() >= deadline:
-                self._leave_slot()  # they are read again, from the log
+                self._leave_slot()  # the messages will be read again, from the log
                 raise TimeoutError
         if at.ring.retired or at.socket is not self._socket or at.socket.is_lost:
             raise Stale("ring is ahead of the log: its server ended")
 
     def _check_server(self) -> None:
-        """Check the server; the ring can be read without it for some time. Raises Stale, Disconnected."""
+        """Check that the server still has this ring. It can be read without the server for some time. Raises Stale, and
+        Disconnected after the time of `reconnect`."""
         self._check_at = time.monotonic() + LOOK_S
         if not self._at.socket.is_lost:
             self._away_since = 0.0
@@ -382,18 +385,18 @@ class RingSubscription(CursorSubscription):
         elif at.is_replaced:
             if not at.socket.is_lost:
                 call()
-            return self._wait_away(call, LOOK_S)  # its server is away: `get` looks for the next one as often
+            return self._wait_away(call, LOOK_S)  # its server is disconnected: `get` checks for the next every LOOK_S
         else:
             consumer.release()
             WATCHER.watch(self, at, consumer.position, call)
-            if self._closed.is_set() or self._interrupt_requested:  # meanwhile
+            if self._closed.is_set() or self._interrupt_requested:  # since the check above
                 WATCHER.wake(self)
         return None
 
     # ------------------------------------------------------------ ends
 
     def cover(self, names: Sequence[str]) -> None:
-        """It reads all of the ring anyway."""
+        """Do nothing: all messages of the ring are read."""
 
     def interrupt(self) -> None:
         self._interrupt_requested = True
@@ -416,31 +419,31 @@ class RingSubscription(CursorSubscription):
                 past.close()
 
 
-# ---------------------------------------------------------------- subscriptions that no thread waits for
+# ---------------------------------------------------------------- subscriptions without a waiting thread
 
 
 class RingWatcher:
-    """One thread for all subscriptions of async programs that wait in rings.
+    """One thread for all subscriptions of async programs that wait for messages in rings.
 
     It waits in shared memory, for all rings at once.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[Attached, dict[RingSubscription, Callable[[], None]]] = {}  # all at its ring's tail
+        self._waiting: dict[Attached, dict[RingSubscription, Callable[[], None]]] = {}  # each at its ring's tail
         self._tails: dict[Attached, int] = {}
         self._runs = False
 
     def watch(self, waiting: RingSubscription, at: Attached, position: int, call: Callable[[], None]) -> None:
-        """Call once a ring has a record at that position, is retired, or its server is gone."""
+        """Call `call` once a ring has a record at a position or is retired, or its server has disconnected."""
         calls: list[Callable[[], None]] = []
         with self._changed:
-            if at in self._tails and at.ring.tail != self._tails[at]:  # the others' record has come
+            if at in self._tails and at.ring.tail != self._tails[at]:  # a record for the waiting ones has come
                 del self._tails[at]
                 calls = list(self._waiting.pop(at).values())
             if at.ring.tail == position and not at.ring.retired:
                 if at not in self._tails and self._tails:
-                    ring.bell(True)  # the thread waits for others
+                    ring.bell(True)  # the thread waits for other rings
                 self._tails[at] = position
                 self._waiting.setdefault(at, {})[waiting] = call
                 self._start()
@@ -452,11 +455,11 @@ class RingWatcher:
     def _start(self) -> None:
         if not self._runs:
             threading.Thread(target=self._run, name="mqfs-rings", daemon=True).start()
-            self._runs = True  # it waits for the lock; where none can be started, the next call tries
+            self._runs = True  # not set if the start fails: the next call tries again
         self._changed.notify()
 
     def wake(self, waiting: RingSubscription) -> None:
-        """Call for a subscription now, if it waits."""
+        """Call the function of a subscription now, if it waits."""
         with self._changed:
             calls = [row.pop(waiting) for row in self._waiting.values() if waiting in row]
         for call in calls:
@@ -475,11 +478,11 @@ class RingWatcher:
                 pause_s = SLICE_S if len(rings) <= MOST_RINGS else POLL_S
                 if not ring.wait_any([(at.ring, tail) for at, tail in rings.items()], bell, pause_s):
                     self._wait_a_little(rings)
-            bell = ring.bell()  # before the rings are looked up
+            bell = ring.bell()  # read before the rings are, so that no new one is missed
 
     @staticmethod
     def _wait_a_little(rings: dict[Attached, int]) -> None:
-        """Where this system cannot wait for several rings: for the only one, or for a while."""
+        """Wait for a single ring, or for a short time, on a system that cannot wait for several rings."""
         if len(rings) == 1:
             ((at, tail),) = rings.items()
             at.ring.wait(tail, SLICE_S)
@@ -487,7 +490,7 @@ class RingWatcher:
             time.sleep(POLL_S)
 
     def _rings(self) -> dict[Attached, int]:
-        """The rings with subscriptions that wait, and their tails; none: the thread ends."""
+        """Return the rings with waiting subscriptions, and their tails; none if the thread has to end."""
         with self._changed:
             while True:
                 for at in [at for at, row in self._waiting.items() if not row]:
@@ -512,7 +515,7 @@ WATCHER = RingWatcher()
 
 
 def _forget_parent() -> None:
-    """The parent's subscriptions and thread are not the child's."""
+    """Replace the watcher in a forked child, which has neither the parent's subscriptions nor its thread."""
     global WATCHER
     WATCHER = RingWatcher()
 
@@ -540,13 +543,13 @@ class _Names(dict[int, str | None]):
 
 
 class RangeMessages(NamedTuple):
-    """What a range of a ring has for a subscription."""
+    """The messages of a range of a ring for a subscription."""
 
     messages: list[Message]  # selected, and not expired
-    last: int  # sequence, of all its records; 0: it has none
-    flags: int  # of all
-    has_headers: bool  # some of the messages have
-    is_sound: bool  # False: it ends with a corrupt record
+    last: int  # sequence of the range's last record; 0: it has none
+    flags: int  # of all records
+    has_headers: bool  # whether a message has headers
+    is_sound: bool  # False: the range ends with a corrupt record
 
 
 class RingFilter:
@@ -557,11 +560,11 @@ class RingFilter:
         self._selected = names
 
     def attach(self, at: Attached) -> None:
-        """Use the stream numbers of that generation. Raises BadRing for an invalid pattern of its group."""
+        """Use the stream numbers of a generation. Raises BadRing for a pattern that is invalid in its group."""
         self._names, self._ttl_ns = _Names(at.name, _selector(self._selected, at.words)), at.ttl_ns
 
     def messages(self, data: bytes) -> RangeMessages:
-        """The messages of whole records. Raises Disconnected where a name could not be asked for."""
+        """Return the messages of whole records. Raises Disconnected if the name of a stream could not be asked for."""
         names, found, now = self._names, list[Message](), time.time_ns() if self._ttl_ns else 0
         since = now - self._ttl_ns + 1 if now else EVER
         at = last = flags = headed = 0
@@ -588,7 +591,7 @@ class RingFilter:
         return RangeMessages(found, last, flags, bool(headed), is_sound)
 
     def _passes(self, message: Message) -> bool:
-        """Whether a message with headers is for all receivers, and has not expired."""
+        """Whether a message with headers is for all receivers and has not expired."""
         more = message.headers
         ttl_ns = parse_duration(more[headers.TTL]) if headers.TTL in more else self._ttl_ns
         return headers.SINGLE not in more and not (ttl_ns and message.time_ns + ttl_ns <= time.time_ns())
