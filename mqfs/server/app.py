@@ -1,7 +1,7 @@
 """The server process: one nursery over store, tree and front ends; the order in which they start and stop; signals.
 
 Start: sockets, lock and store, tree, mount, readiness. Stop: rings are emptied into the log, parked calls are answered,
-replies leave, mount and sockets end, last commit, the store is marked clean, the lock is free.
+replies are sent, mount and sockets end, the last commit, the store is marked clean, the lock is released.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 
 
 def raise_file_limit() -> None:
-    """Every connection, bucket and open file may need a descriptor."""
+    """Raise the limit of descriptors: every connection, bucket and open file may need one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Terminal:
-    """The terminal that this process was started in: none under nohup, or where it has none."""
+    """The terminal in which this process was started: none under nohup, or without one."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -76,7 +76,7 @@ class Terminal:
                 self._file = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def is_gone(self) -> bool:
-        """Whether it was closed, which SIGHUP says, too."""
+        """Whether the terminal was closed, of which SIGHUP may tell."""
         try:
             return self._file >= 0 and not os.tcgetpgrp(self._file)
         except OSError:
@@ -88,7 +88,7 @@ class Terminal:
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.0003  # between two runs of timers
 TICK_S = 1.0
-EXIT_FENCED = 75  # EX_TEMPFAIL: another server is the primary; a unit starts it again, as a standby
+EXIT_FENCED = 75  # EX_TEMPFAIL: another server is the primary; a unit restarts this one as a standby
 End = Callable[[], Awaitable[None]]
 
 
@@ -150,7 +150,7 @@ def check_words(options: Options) -> None:
     tracing.parse(options.trace)
     logs.check(options.log_level, options.log_format)
     if options.replica is not None:
-        from mqfs.server import replica  # here, as with all of it
+        from mqfs.server import replica  # imported here, as all of it
 
         replica.check(options)
     elif options.standby:
@@ -169,20 +169,20 @@ def check_words(options: Options) -> None:
 
 
 def is_identified(options: Options) -> bool:
-    """Whether clients over TLS are identified, by a token or a certificate."""
+    """Whether clients over TLS are identified by a token or a certificate."""
     return options.token_file is not None or options.tls_client_ca is not None
 
 
 def check_standard_files(options: Options) -> None:
-    """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
+    """Check that standard input and output are open if 9P is to be spoken on them. Raises BadConfig."""
     if web.is_on_standard_files(options):
         modes = [fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in (0, 1)]
-        if modes[0] == os.O_WRONLY or modes[1] == os.O_RDONLY:  # as `open_standard_files` leaves closed ones
+        if modes[0] == os.O_WRONLY or modes[1] == os.O_RDONLY:  # as `open_standard_files` opens closed ones
             raise BadConfig("standard input or output: closed (expected --mount, --listen, --http, --fq or -s)")
 
 
 def make_name_space(service: str) -> None:
-    """Make the directory of `-s`, private to this user. Raises BadAddress where it belongs to another user."""
+    """Make the directory of `-s`, private to this user. Raises BadAddress if it belongs to another user."""
     if "!" in service:
         return
     path = name_space()
@@ -193,13 +193,13 @@ def make_name_space(service: str) -> None:
 
 
 async def no_signals() -> AsyncIterator[int]:
-    """The signals of a program that handles them itself."""
+    """Yield no signals: for a program that handles them itself."""
     await trio.sleep_forever()
     yield 0
 
 
 class StoppedEarly(Exception):
-    """A signal came while the groups were recovered. The text says how many were."""
+    """Raised at a signal during the recovery of groups. The text says how many were recovered."""
 
 
 class Server:
@@ -215,8 +215,8 @@ class Server:
         passed: Sequence[tuple[str, socket.socket]] = (),
         ends_with_mount: bool = False,
     ) -> None:
-        """`notify`, `reread`, `ends_with_mount`: as of `run`. `owns_process`: signals and memory are its own to handle.
-        `passed`: sockets that listen already, each after its protocol."""
+        """`notify`, `reread`, `ends_with_mount`: as of `run`. `owns_process`: whether to handle signals and tune
+        memory. `passed`: sockets that listen already, each with its protocol."""
         self.options, self.notify, self.owns_process = options, notify, owns_process
         self.reread, self.passed, self.ends_with_mount = reread, passed, ends_with_mount
         self.notices = service.Notices(notify, None if owns_process else math.inf)
@@ -231,20 +231,20 @@ class Server:
         self.traced = tracing.parse(options.trace)
         self.stopping = trio.Event()
         self.terminal = Terminal() if owns_process else None
-        self.contained = False  # whether a fault of maintenance was logged with its traceback
+        self.contained = False  # whether a failure of maintenance was logged with its traceback
         self.attach_listeners: list[Listener] = []
         self.listeners: dict[Listener, Served] = {}
-        self.refused: MqfsError | OSError | None = None  # why it could not start
-        self.early: list[int] = []  # signals to stop, from before it served
+        self.refused: MqfsError | OSError | None = None  # why the start failed
+        self.early: list[int] = []  # signals to stop that arrived before it served
         self.replica: Replica | None = None
         self.crashed = False
-        self.mounted: Callable[[], bool] | None = None  # by the table of mounts: this thread may not ask its own mount
+        self.mounted: Callable[[], bool] | None = None  # by the table of mounts: this thread must not use its mount
 
     async def run(self) -> int:
-        """Start, serve, stop; the exit code."""
+        """Start, serve and stop. Return the exit code."""
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if self.owns_process else ()
         with trio.open_signal_receiver(*numbers) if numbers else contextlib.nullcontext(no_signals()) as signals:
-            await self.check_mountpoint()  # first: nothing was made where these are refused
+            await self.check_mountpoint()  # first: nothing was made if the options are refused
             self.listen()
             try:
                 if self.options.replica is None:
@@ -266,7 +266,7 @@ class Server:
         return 1 if self.crashed else 0
 
     async def serve_store(self, store: Store, signals: AsyncIterator[int]) -> None:
-        """Serve it, and close it."""
+        """Serve a store, then close it."""
         try:
             await self.serve(store, signals)
         except StoppedEarly as early:
@@ -275,7 +275,7 @@ class Server:
             store.close()
 
     async def check_mountpoint(self) -> None:
-        """Check that the mount will be possible; the stale mount of a killed server is removed. Raises MountError."""
+        """Check that mounting will be possible, and remove a killed server's stale mount. Raises MountError."""
         if self.options.mount is not None:
             from mqfs.fuse import mount  # here, so that without a mount no FUSE is needed
 
@@ -290,9 +290,9 @@ class Server:
         if options.service is not None:
             make_name_space(options.service)
         try:
-            for name, sock in self.passed:  # a standby listens twice
+            for name, sock in self.passed:  # duplicated, as a standby listens twice
                 self._serve_at(adopt(sock.dup(), insecure=options.insecure), Served(service.PASSED[name]))
-            for text, served in web.addresses(options):  # off loopback only as safely as the options say
+            for text, served in web.addresses(options):  # off loopback only as securely as the options say
                 self._serve_at(listen(text, insecure=options.insecure, identified=identified), served)
         except BaseException:
             self.close_all()
@@ -305,7 +305,7 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it serves, with the ports that were chosen."""
+        """The addresses at which it serves, with the ports that were chosen."""
         return [str(listener.address) for listener in self.listeners]
 
     def close_all(self) -> None:
@@ -313,7 +313,7 @@ class Server:
             listener.close()
 
     def listen_for_rings(self, listener: Listener) -> None:
-        """Listen for attachments to rings beside a unix socket. Without that everything else works."""
+        """Listen for attachments to rings beside a unix socket. If that fails, everything else works."""
         if MISSING or not isinstance(listener.address, UnixAddress):
             return
         try:
@@ -330,7 +330,7 @@ class Server:
         return DiskStore(self.options.store, post_to_loop(), tracing.trace_disk(line) if line else None)
 
     async def serve(self, store: Store, signals: AsyncIterator[int]) -> None:
-        """Run the front ends over the tree until the stop; then end in order."""
+        """Run the front ends over the tree until the stop, then end them in order."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         rings = RingRegistry(store, post_to_loop())
         if line := tracing.printer("ring", self.traced):
@@ -358,7 +358,7 @@ class Server:
             except (MqfsError, OSError) as error:
                 self.refused = error
                 self.stopping.set()
-            with identity.serving_others():  # at the start there are none
+            with identity.serving_others():  # during the start there are no others
                 await self.stopping.wait()
                 self.notify("STOPPING=1")
                 await attaching.stop()
@@ -370,7 +370,8 @@ class Server:
             nursery.cancel_scope.cancel()
 
     def load(self, store: Store, user: User, rings: RingRegistry) -> Tree:
-        """The tree of the store, which takes as long as there are groups. Raises StoppedEarly where a signal comes."""
+        """Return the tree of the store. It recovers each group, which may take long. Raises StoppedEarly at a
+        signal."""
         with Progress() if self.owns_process else contextlib.nullcontext() as line, self.early_signals():
 
             def progress(done: int, total: int) -> None:
@@ -395,7 +396,7 @@ class Server:
 
     @contextlib.contextmanager
     def early_signals(self) -> Iterator[None]:
-        """Note signals to stop at once: trio hands them on when its loop runs again, which is after the start."""
+        """Record signals to stop at once: trio delivers them only when its loop runs again, after the start."""
         numbers = (signal.SIGTERM, signal.SIGINT) if self.owns_process else ()
         before = {number: signal.signal(number, lambda number, _: self.early.append(number)) for number in numbers}
         try:
@@ -408,7 +409,7 @@ class Server:
             self.stopping.set()
 
     async def start_front_ends(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
-        """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
+        """Serve the sockets, the mount, or standard input and output. Append a function to `ends` that ends each."""
         options = self.options
         nine = await start_ninep(self, tree, nursery)
         ends.append(nine.stop)
@@ -421,7 +422,7 @@ class Server:
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
     async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
-        """Serve HTTP and fq, where they have listeners."""
+        """Serve HTTP and fq, if they have listeners."""
         for name, server in web.make_servers(
             self.options,
             tree,
@@ -437,7 +438,7 @@ class Server:
             ends.append(server.stop)
 
     def troubles(self, tree: Tree) -> list[str]:
-        """Why it is not ready to be sent work."""
+        """Return the reasons why the server is not ready for work."""
         found = ["the server stops"] if self.stopping.is_set() or tree.closing else []
         found += [self.replica.refusal] if self.replica is not None and self.replica.refusal else []
         found += [f"group {group.name} is read-only" for group in tree.groups.values() if group.log.end.failed]
@@ -446,7 +447,7 @@ class Server:
         return found
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
-        """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""
+        """Mount the tree. `only`: nothing else is served, so an unmount from outside ends the server."""
         from mqfs.fuse.mount import FuseMount
 
         trace = tracing.printer("fuse", self.traced)
@@ -471,7 +472,8 @@ class Server:
         only: bool = True,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a front end or the like. The server ends with it if it is the `only` one, and with a bug: exit code 1."""
+        """Run a front end or a similar task. If it is the `only` one, the server ends with it; after an exception, with
+        exit code 1."""
         try:
             await work() if task_status is trio.TASK_STATUS_IGNORED else await work(task_status=task_status)
         except Exception:
@@ -481,9 +483,8 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM, SIGINT or the end of its terminal, once; read its files again at any other
-        SIGHUP."""
-        more, wanted = trio.open_memory_channel[None](1)  # a file that changes while it is read is read once again
+        """Stop the server once at SIGTERM, SIGINT or the end of its terminal. At any other SIGHUP reload its files."""
+        more, wanted = trio.open_memory_channel[None](1)  # a change during a reading causes one more reading
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reload_at, wanted)
             async for number in signals:
@@ -495,7 +496,7 @@ class Server:
                     self.stopping.set()
 
     async def _reload_at(self, wanted: trio.MemoryReceiveChannel[None]) -> None:
-        """Beside the signals: a reload may take as long as the user database does, and a stop does not wait for it."""
+        """Reload apart from the signals: a reload may take as long as the user database, and a stop does not wait."""
         async for _ in wanted:
             self.notices.reloading()
             await self.reload()
@@ -503,15 +504,14 @@ class Server:
                 self.notify("READY=1")
 
     async def reload(self) -> None:
-        """Read options, tokens, the certificate, its key and the clients' authorities again; of a bad file all stays as
-        it was."""
+        """Reload options, tokens, certificate, key and the clients' authorities. An invalid file changes nothing."""
         try:
             if self.reread is not None:
                 options = await trio.to_thread.run_sync(self._read_options, self.reread, abandon_on_cancel=True)
                 self._change(options)
         except MqfsError as error:
             log.warning("%s; the options stay as they were", error)
-        except Exception as error:  # no thread, too
+        except Exception as error:  # or no thread could be started
             log.error("options not read again: %r", error)
         if self.tokens is not None:
             await reread(self.tokens, asked=True)
@@ -519,20 +519,20 @@ class Server:
             return
         try:
             await trio.to_thread.run_sync(self.tls.reload, abandon_on_cancel=True)
-        except Exception as error:  # no thread, too
+        except Exception as error:  # or no thread could be started
             log.warning("certificate not replaced: %s", error)
         else:
             log.info("certificate read again from %s", self.tls.cert)
 
     @staticmethod
     def _read_options(reread: Callable[[], Options]) -> Options:
-        """On a thread: users are looked up. Raises BadConfig."""
+        """Read and check the options, on a thread, as users are looked up. Raises BadConfig."""
         options = reread()
         check_words(options)
         return options
 
     def _change(self, options: Options) -> None:
-        """Put what may change of the options in force."""
+        """Put those options in force that may change while the server runs."""
         changed = [
             field.name
             for field in attrs.fields(Options)
@@ -556,7 +556,7 @@ class Server:
             self.contained = True
 
     async def maintain(self, tree: Tree, rings: RingRegistry, store: Store) -> None:
-        """Run periodic maintenance once a second, and the tree's timers when they are due."""
+        """Run periodic maintenance once a second, and the tree's timers when due."""
         committer = store.committer if isinstance(store, DiskStore) else Inline()
         sooner = trio.Event()
 
@@ -581,7 +581,7 @@ class Server:
 
 
 async def follow(tokens: Tokens) -> None:
-    """Look once a second whether tokens changed or expired."""
+    """Check once a second whether tokens changed or expired."""
     while True:
         await trio.sleep(TICK_S)
         try:
@@ -592,16 +592,16 @@ async def follow(tokens: Tokens) -> None:
 
 
 async def reread(tokens: Tokens, *, asked: bool) -> None:
-    """Read tokens again, on a thread: their users are looked up. `asked`: as of Tokens.read."""
+    """Read tokens again, on a thread, as their users are looked up. `asked`: as of Tokens.read."""
     read = functools.partial(tokens.read, asked=asked)
     try:
         tokens.replace(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
-    except Exception as error:  # no thread, too
+    except Exception as error:  # or no thread could be started
         log.error("tokens not read again: %r", error)
 
 
 def status(tree: Tree) -> str:
-    """What the service manager shows of a server."""
+    """Return the status that the service manager shows."""
     count = len(tree.groups)
     return f"serving {count:,} group{'s' if count != 1 else ''}"
 

@@ -29,7 +29,7 @@ class InsideServer:
         """Raises BadConfig."""
         check_words(options)
         self._options, self._folder = options, ""
-        self.addresses: tuple[str, ...] = ()  # where 9P and then HTTP are served, with the ports that were chosen
+        self.addresses: tuple[str, ...] = ()  # of 9P, then of HTTP, with the ports that were chosen
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._server: Server | None = None
@@ -37,7 +37,7 @@ class InsideServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Returns when it serves. Raises what `mqfs serve` ends with."""
+        """Start the server, and return when it serves. Raises the errors with which `mqfs serve` ends."""
         if self._thread is not None:
             raise BadConfig("serve failed: started before (expected a new one)")
         options = self._options
@@ -82,7 +82,7 @@ class InsideServer:
             self._ready.set()
 
     def close(self) -> None:
-        """Stop it: calls under way are answered, everything is written to disk."""
+        """Stop the server: pending calls are answered, everything is written to disk."""
         token, server = self._token, self._server
         if token is not None and server is not None:
             with contextlib.suppress(trio.RunFinishedError):
@@ -108,8 +108,8 @@ class InsideServer:
 
 
 async def _in_thread(call: Callable[[], None]) -> None:
-    """Under trio and asyncio, to its end."""
-    import anyio  # here: `mqfs serve` does without
+    """Run a call to its end on a thread, under trio and asyncio."""
+    import anyio  # here: `mqfs serve` does not need it
 
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(call)

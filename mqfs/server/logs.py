@@ -1,11 +1,11 @@
-"""The server's log: a line an event on standard error, as text or JSON, and a limit for lines of one kind.
+"""The server's log: a line per event on standard error, as text or JSON, and a limit for lines of one kind.
 
-No line has the body of a message or a secret. Where standard error leads to systemd's journal, each line begins with
-its priority, as of sd-daemon(3), and has no time, which the journal has.
+No line has the body of a message or a secret. If standard error leads to systemd's journal, each line begins with its
+priority, as of sd-daemon(3), and has no time, which the journal adds.
 
 The progress of a command that may take long is one line on a terminal's standard error, and nothing elsewhere. It
-appears after `DELAY_S`, is drawn by a thread of rich, and is gone at the end; where Ctrl-C ends the command its text
-says how far that was. Whatever else is written to the terminal is written within `paused()`.
+appears after `DELAY_S`, is drawn by a thread of rich, and is removed at the end. If Ctrl-C ends the command, the last
+text is printed. Other writes to the terminal have to be made within `paused()`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-DELAY_S = 0.5  # a command that ends sooner shows nothing
-_A_SECOND = 5  # times that the line is drawn
+DELAY_S = 0.5  # a shorter command shows nothing
+_A_SECOND = 5  # redraws of the line
 
 
 class Progress:
-    """The line. Called with the text that it has from then on."""
+    """The line of progress. A call sets its text."""
 
     def __init__(self) -> None:
         self.text = ""
         self._started = time.monotonic()
         self._live: Live | None = None
         self._timer: threading.Timer | None = None
-        self._lock = threading.RLock()  # of the two above
+        self._lock = threading.RLock()  # guards `_live` and `_timer`
 
     def __call__(self, text: str) -> None:
         self.text = text
@@ -92,7 +92,7 @@ class Progress:
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """The line is not there meanwhile."""
+        """Remove the line within this context."""
         with self._lock:
             if self._live is not None:
                 self._live.stop()
@@ -108,8 +108,8 @@ _shown: Progress | None = None
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """For a line of another kind: it comes above the one of progress."""
-    shown = _shown  # another thread may end it
+    """Remove the line of progress within this context, so that other lines are printed above it."""
+    shown = _shown  # once: another thread may end it
     with shown.away() if shown is not None else contextlib.nullcontext():
         yield
 
@@ -147,15 +147,18 @@ class Sparing(logging.Filter):
 
 
 class OneLine(logging.Formatter):
-    """Escapes control characters, which names of others may have; a traceback keeps its lines."""
+    """Escape control characters, which users' names may contain. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
 
 class JsonLine(logging.Formatter):
-    """An object a line, in ASCII, of at most limits.LOG_LINE_BYTES: time, level, logger, message and the fields of
-    the event; `exception` has a traceback. The longest values of a line that is too long are cut."""
+    """Format an event as an object on a line, in ASCII, of at most limits.LOG_LINE_BYTES.
+
+    It has time, level, logger, message and the fields of the event; `exception` is a traceback. If the line is too
+    long, its longest values are cut.
+    """
 
     def __init__(self, *, timed: bool = True) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ class JsonLine(logging.Formatter):
         values = {"time": _moment(record.created)} if self._timed else {}
         values |= {"level": record.levelname.lower(), "logger": record.name}
         fields: dict[str, str] = getattr(record, "fields", {})
-        # The text of an event with fields is its name and then the fields, which stand for themselves here.
+        # The text of an event with fields is its name and the fields; here the fields are values of their own.
         values["message"] = record.msg.removesuffix(" %s") if fields else record.getMessage()
         values |= fields
         if record.exc_info:
@@ -181,7 +184,7 @@ def _moment(seconds: float) -> str:
 
 
 class Handler(logging.StreamHandler[TextIO]):
-    """Writes above a line of progress."""
+    """A handler that writes above a line of progress."""
 
     def __init__(self, stream: TextIO, form: str = "text") -> None:
         super().__init__(stream)
@@ -204,7 +207,7 @@ class Handler(logging.StreamHandler[TextIO]):
 
 
 def leads_to_journal(stream: TextIO) -> bool:
-    """Whether the journal reads it: JOURNAL_STREAM has the device and the inode of its socket."""
+    """Whether the journal reads a stream: JOURNAL_STREAM has the device and the inode of its socket."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -213,38 +216,38 @@ def leads_to_journal(stream: TextIO) -> bool:
 
 
 def check(level: str, form: str) -> None:
-    """Raises BadConfig."""
+    """Check level and format of the log. Raises BadConfig."""
     for option, word, words in (("--log-level", level, LEVELS), ("--log-format", form, FORMATS)):
         if word not in words:
             raise BadConfig(f"{option} {word!r}: unknown (expected one of {', '.join(words)})")
 
 
 def set_up(level: str = "info", form: str = "text") -> None:
-    """Log to standard error: standard output may carry 9P. Repeated, it changes level and format."""
+    """Log to standard error: standard output may carry 9P. A later call changes level and format."""
     handler = Handler(sys.stderr, form)
     handler.addFilter(Sparing())
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(level.upper())
     logging.captureWarnings(True)
-    audit = logging.getLogger("mqfs.audit")  # of its lines none is left out
+    audit = logging.getLogger("mqfs.audit")  # none of its lines is left out
     audit.handlers[:], audit.propagate = [Handler(sys.stderr, form)], False
     audit.setLevel(logging.INFO)
 
 
 class Syslog(SysLogHandler):
-    """Waits for a daemon that is busy, and not for one that is stuck: after one line that it did not take in time the
-    next ones are lost at once, until it takes one again."""
+    """Wait for a busy daemon, but not for one that hangs: after a line that it did not accept in time, further lines
+    are dropped at once, until it accepts one again."""
 
     socket: Socket
     _is_stuck = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self._is_stuck, was_stuck = False, self._is_stuck
-        with contextlib.suppress(OSError):  # it is closed where there was no daemon
+        with contextlib.suppress(OSError):  # closed if there was no daemon
             self.socket.settimeout(0.0 if was_stuck else limits.SYSLOG_S)
         super().emit(record)
 
-    def _connect_unixsocket(self, address: str) -> None:  # a second try of the base class, after an error
+    def _connect_unixsocket(self, address: str) -> None:  # the base class's second try, after an error
         super()._connect_unixsocket(address)  # type: ignore[misc]
         self.socket.setblocking(False)
 
@@ -266,4 +269,4 @@ def move_to_syslog(path: str = "/dev/log") -> None:
             handler = logging.NullHandler()
         handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))
         logger.handlers[:] = [handler]
-    logging.root.handlers[0].addFilter(Sparing())  # of the lines of the audit none is left out
+    logging.root.handlers[0].addFilter(Sparing())  # no line of the audit is left out

@@ -1,7 +1,7 @@
 """The options of `mqfs serve`, from the command line and from a TOML file.
 
-Each is declared once, here; the command line, the file and the checks of both read that. Opens nothing, and checks
-nothing that depends on the machine: that is app.py's.
+Each option is declared once, here; the command line, the file and the checks of both read the declaration. This module
+opens nothing but the file, and checks nothing that depends on the machine: app.py does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _flag(help: str, default: bool | None = False) -> Any:
 
 @attrs.frozen
 class Options:
-    """Each option once: its name (with - for _), its kind, its default, and what --help says of it. `live`: a change of
-    it is in force at SIGHUP."""
+    """Each option once: its name (with - for _), its kind, its default, and its text in --help. `live`: SIGHUP puts a
+    change in force."""
 
     store: str | None = _text("DIR", "Directory of the store; else messages are in memory only.")
     mount: str | None = _text("DIR", "Mount the tree at this empty directory.", short="-m")
@@ -82,7 +82,7 @@ KINDS = {field.name.replace("_", "-"): field.metadata["kind"] for field in attrs
 
 
 def command_line() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """The arguments of `click.option` for each option; those that are not given are None or ()."""
+    """Return the arguments of `click.option` for each option. Options that are not given are None or ()."""
     made: list[tuple[tuple[str, ...], dict[str, Any]]] = []
     for field in attrs.fields(Options):
         key, meta = field.name.replace("_", "-"), field.metadata
@@ -92,15 +92,15 @@ def command_line() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
             made.append(((f"--{key}/--no-{key}",), {**more, "default": None}))
             continue
         more |= {"metavar": meta["metavar"], "multiple": meta["kind"] == "list"}
-        if "alone" in meta:  # the value of the option without one
+        if "alone" in meta:  # the value of the option when given without one
             more |= {"is_flag": False, "flag_value": meta["alone"]}
         made.append(((*([meta["short"]] if "short" in meta else []), f"--{key}"), more))
     return made
 
 
 def read_file(path: str, *, again: bool = False) -> dict[str, Any]:
-    """The options of a configuration file, by the names of Options. `again`: it was a regular file, and a named pipe in
-    its place is not waited for. Raises BadConfig."""
+    """Return the options of a configuration file, by the names of Options. `again`: it was a regular file, so do not
+    wait for a named pipe in its place. Raises BadConfig."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | again * os.O_NONBLOCK)) as file:
             if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -110,7 +110,7 @@ def read_file(path: str, *, again: bool = False) -> dict[str, Any]:
         raise BadConfig(f"--config {path}: {error.strerror} (expected a readable TOML file)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"--config {path}: {error} (expected TOML, KEY = VALUE a line)") from None
-    except (ValueError, RecursionError):  # of int(), and of a reader that calls itself
+    except (ValueError, RecursionError):  # from int(), and from the recursive parser
         raise BadConfig(f"--config {path}: number too long, or values too deep (expected KEY = VALUE a line)") from None
     return {key.replace("-", "_"): _value(path, key, value) for key, value in values.items()}
 
@@ -134,33 +134,33 @@ def _value(path: str, key: str, value: object) -> object:
 
 
 def has_nul(value: object) -> bool:
-    """Whether a value of an option is a text with a NUL, or has one: it is no name, path or address of any system."""
+    """Whether a value of an option is or contains a text with a NUL: no name, path or address may have one."""
     texts = value if isinstance(value, (list, tuple)) else [value]
     return any(isinstance(text, str) and "\0" in text for text in texts)
 
 
 def _print(value: object) -> str:
-    """A value of a TOML file on one line."""
+    """Return a value of a TOML file on one line."""
     try:
         text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or as many tables in each other
+    except (ValueError, RecursionError):  # a number of thousands of digits, or as many nested tables
         text = "..."
     return text if len(text) <= 60 else text[:60] + "..."
 
 
 def join(file: Mapping[str, Any], command_line: Mapping[str, Any]) -> Options:
-    """The options of the command line, then those of the file, then the defaults."""
+    """Join the options: of the command line, then of the file, then the defaults."""
     given = {key: value for key, value in command_line.items() if value not in (None, ())}
     return Options(**{**file, **given})
 
 
 def service_address(name: str) -> str:
-    """The address of `-s NAME`, as plan9port has it: a socket in the name space directory, or NAME as an address."""
+    """Return the address of `-s NAME`, as in plan9port: a socket in the name space directory, or NAME if an address."""
     return name if "!" in name else f"unix!{name_space()}/{name}"
 
 
 def name_space() -> str:
-    """The directory where this user's services are found: $NAMESPACE, or one of the display's."""
+    """Return the directory of this user's services: $NAMESPACE, or one named after the display."""
     if path := os.environ.get("NAMESPACE"):
         return path
     display = os.environ.get("DISPLAY") or ":0"

@@ -43,7 +43,7 @@ PROMOTE = "promote"  # the socket in a store
 
 
 def check(options: Options) -> None:
-    """Raises BadConfig."""
+    """Check the options of a replica. Raises BadConfig."""
     assert options.replica is not None
     check_url(options.replica)
     if options.store is None:
@@ -74,16 +74,16 @@ class Replica:
         self.path = os.path.realpath(self.options.store)
         self.log: ReplicatedLog | None = None
         self.replicator: Replicator | None = None
-        self.heard: Heard | None = None  # of the primary before, by the standby that this was
+        self.heard: Heard | None = None  # what the standby, if this was one, heard of the former primary
         self.fenced = trio.Event()  # nothing is copied any more
         self._is_handing_over = False
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None
-        self._stop = threading.Event()  # of the thread that takes over
+        self._stop = threading.Event()  # stops the thread that takes over
 
     @property
     def refusal(self) -> str:
-        """Why clients are refused; "" of a primary."""
+        """Why clients are refused; "" for a primary."""
         if self._standby is None:
             return ""
         return f"standby: the primary is {self._standby.primary or 'not known'}"
@@ -91,8 +91,8 @@ class Replica:
     # ------------------------------------------------------------ start
 
     async def begin(self, signals: AsyncIterator[int]) -> DiskStore | None:
-        """The store, when this server is the primary and all of it is in the replicated log; until then, where it is a
-        standby, refuse clients. None: it is to stop, or the server knows why it was refused."""
+        """Return the store, once this server is the primary and the replicated log has all of the store. A standby
+        refuses clients until then. None: the server has to stop, or has the refusal."""
         server, store = self._server, None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.stop_on, signals)
@@ -111,7 +111,7 @@ class Replica:
         return store
 
     async def _watch(self) -> None:
-        """Notify the service manager that the standby lives, or that the start continues."""
+        """Tell the service manager that the standby is alive, or that the start continues."""
         while True:
             self._server.notices.start(self.refusal or "what the store has is copied into the replicated log")
             await trio.sleep(service.EVERY_S)
@@ -133,7 +133,7 @@ class Replica:
             raise BadReplica(f"--replica {replicated.name}: no answer: {error}") from None
 
     def _address(self) -> str:
-        """Where clients find this server, as far as the options say."""
+        """Return the address where clients find this server, as far as the options say."""
         return next((text for text in self._server.addresses if not text.startswith("unix!")), "")
 
     def _open_store(self, primary: Primary) -> DiskStore:
@@ -149,12 +149,12 @@ class Replica:
         return self._store
 
     async def _copy_all(self, store: DiskStore) -> None:
-        """Have all in the log that the store has, before it is served; or another server took over."""
+        """Copy all of the store into the log before serving it, unless another server took over."""
         assert store.replication is not None
         assert self.replicator is not None
         self.replicator.start(store.replication)
         for _ in store.replication.open_all():
-            await trio.lowlevel.checkpoint()  # a log that was not closed is read
+            await trio.lowlevel.checkpoint()  # opening a log that was not closed reads it
         idle = trio.Event()
         self.replicator.copy(idle.set)
         async with trio.open_nursery() as nursery:
@@ -168,7 +168,7 @@ class Replica:
         self._standby = standby = takeover.Standby(replicated, self.path, self._address(), failover_s)
         try:
             return await self._follow(standby)
-        except BaseExceptionGroup as group:  # of what it does meanwhile: its store or an address cannot be used
+        except BaseExceptionGroup as group:  # of other tasks: the store or an address cannot be used
             raise ungrouped(group) from group
 
     async def _follow(self, standby: takeover.Standby) -> Primary | None:
@@ -194,7 +194,7 @@ class Replica:
         return primary
 
     async def _refuse_clients(self, ended: trio.Event) -> None:
-        """Answer clients until then; the addresses are listened at again after it."""
+        """Refuse clients until `ended`, then listen at the addresses again."""
         server, tree = self._server, StandbyTree(self)
         async with trio.open_nursery() as nursery:
             ends: list[Callable[[], Awaitable[None]]] = []
@@ -221,18 +221,18 @@ class Replica:
             self._store.replication.fail(OSError(errno.EIO, str(why)))
 
     def _on_asked(self, address: str) -> None:
-        """A standby is to be the primary: the rest is copied when the store is closed, and then it has it."""
+        """Stop the server for a standby, which takes over when the store is closed and the rest is copied."""
         log.warning("mqfs promote: %s is to be the primary: stopping", address or "another server")
         self._is_handing_over = True
         self._server.stopping.set()
 
     async def stop_when_fenced(self) -> None:
-        """Stop the server when nothing is copied any more."""
+        """Stop the server once nothing is copied any more."""
         await self.fenced.wait()
         self._server.stopping.set()
 
     def stop(self) -> None:
-        """After the store was closed."""
+        """Stop copying. Call it after the store was closed."""
         self._stop.set()
         if self._is_handing_over:
             self.fenced.set()
@@ -248,7 +248,7 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
 
 
 class StandbyTree(Tree):
-    """The tree of a standby: there is none, and every look at it says who has it."""
+    """The tree of a standby: it is empty, and every access raises Standby with the primary."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica: Replica | None = None
@@ -268,7 +268,7 @@ class StandbyTree(Tree):
 
 
 class Promotion:
-    """The socket of `mqfs promote`: a connection asks for it while it lasts, and is answered by a line."""
+    """The socket of `mqfs promote`: a connection asks for a takeover while it lasts, and is answered by a line."""
 
     def __init__(self, path: str, standby: takeover.Standby) -> None:
         self._path, self._standby = path, standby
@@ -277,7 +277,7 @@ class Promotion:
     async def run(self, scope: trio.CancelScope) -> None:
         with scope, contextlib.ExitStack() as stack:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(self._path, 0o700)  # of an empty log no standby makes a store
+                os.mkdir(self._path, 0o700)  # not made yet if the log was empty
             where = stack.enter_context(reachable(f"{self._path}/{PROMOTE}"))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._path}/{PROMOTE}")
@@ -292,7 +292,7 @@ class Promotion:
                     os.unlink(where)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """The command waits for as long as it is connected: without one nothing is wanted any more."""
+        """Ask for the takeover while the command is connected. Without any connection withdraw the request."""
         log.warning("mqfs promote: the standby is to be the primary")
         self._waiting.append(stream)
         self._standby.promote()

@@ -1,7 +1,7 @@
-"""The service manager above this process, if there is one: what it is notified of, and the sockets that it passed.
+"""The service manager of this process, if there is one: notices to it, and the sockets that it passed.
 
 Without one (sd_notify(3), sd_listen_fds(3)) nothing is sent, and there are no sockets. READY=1 is a datagram of its
-own, so that programs that only wait for it may compare.
+own, so that programs that only wait for it may compare it whole.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from mqfs.errors import BadConfig
 
-FIRST = 3  # the descriptor of the first socket that is passed
+FIRST = 3  # the descriptor of the first passed socket
 MOST_SOCKETS = 1_024
 NINEP, HTTP, FQ = "9P", "HTTP", "fq"  # protocols
-PASSED = {"9p": NINEP, "http": HTTP, "fq": FQ}  # FileDescriptorName of a socket: what is spoken there
-EXTENSION_S = 60.0  # that a start may take longer than the last group that was recovered
+PASSED = {"9p": NINEP, "http": HTTP, "fq": FQ}  # FileDescriptorName of a socket: its protocol
+EXTENSION_S = 60.0  # for which a start may continue after the last recovered group
 EVERY_S = 1.0  # between two notices of a long start
 
 
@@ -34,7 +34,7 @@ def notify(text: str) -> None:
 
 
 def watchdog_s() -> float:
-    """Within how many seconds this process has to send `WATCHDOG=1`; infinite: it need not."""
+    """Return the seconds within which this process has to send `WATCHDOG=1`; infinite: it need not."""
     usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not usec.isdecimal() or pid not in ("", str(os.getpid())):
         return math.inf
@@ -42,10 +42,10 @@ def watchdog_s() -> float:
 
 
 class Notices:
-    """The notices of one server beside READY=1 and STOPPING=1: how far its start is, what it serves, that it lives.
+    """The notices of one server beside READY=1 and STOPPING=1: progress of the start, what it serves, sign of life.
 
-    It lives while its event loop runs `tick` and the thread that syncs does not stick to one job: a disk that answers
-    nothing any more ends the server as a standstill of the loop does.
+    It counts as alive while its event loop runs `tick` and the committer's thread does not hang in one job. So a disk
+    that no longer answers ends the server, as a standstill of the loop does.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class Notices:
         period_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`period_s`: within which WATCHDOG=1 has to be sent; None: as the environment says."""
+        """`period_s`: the time within which WATCHDOG=1 has to be sent; None: as the environment says."""
         self._clock = clock
         self._send, self._half_s = send, (watchdog_s() if period_s is None else period_s) / 2
         self._status = ""
         self._job: int | None = None
-        self._start_at = 0.0  # when the next notice of a start is due, and of life
+        self._start_at = 0.0  # when the next notice of a start is due; below: of life
         self._life_at = 0.0 if math.isfinite(self._half_s) else math.inf
 
     def start(self, text: str) -> None:
-        """The start continues, and is as far as `text` says. It may take longer."""
+        """Report the progress of the start as `text`, and extend its timeout."""
         if (now := self._clock()) >= self._start_at:
             self._start_at, self._status = now + EVERY_S, text
             self._send(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={EXTENSION_S * 1e6:.0f}")
             self.tick(text)
 
     def tick(self, status: str, job: int | None = None) -> None:
-        """Called about once a second. `job`: the number of the one that the committer works at; None: it is idle."""
+        """Send status and sign of life if due, about once a second. `job`: the committer's present one; None: idle."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")
@@ -79,14 +79,14 @@ class Notices:
             self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """Options and files are read again; READY=1 follows."""
+        """Report that options and files are being read again; READY=1 follows."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
 
 def passed_sockets() -> list[tuple[str, socket.socket]]:
-    """The name and the socket of each that listens and was passed to this process. Raises BadConfig.
+    """Return the name and the socket of each listening socket passed to this process. Raises BadConfig.
 
-    No child of this process takes them for its own: the variables are removed.
+    The variables are removed, so that no child of this process uses the sockets.
     """
     pid, count, names = (os.environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
     if pid != str(os.getpid()):

@@ -1,4 +1,4 @@
-"""`-D`: lines on standard error of what a server is asked and does, by classes.
+"""`-D`: lines on standard error for what a server is asked and does, by classes.
 
 Front ends trace themselves. Calls of the engine, the store and the rings are traced by replacing methods of one object,
 so that a server without a trace pays nothing.
@@ -19,15 +19,15 @@ from mqfs.errors import BadConfig, MqfsError, printable
 from mqfs.model import Wait
 from mqfs.store.disk import Disk
 
-FACES = ("9p", "fuse", "http")  # of -D without classes
+FACES = ("9p", "fuse", "http")  # traced by -D without classes
 CLASSES = (*FACES, "engine", "store", "ring")
-SHOWN = 60  # characters of a value
+SHOWN = 60  # characters shown of a value
 _DISK = [name for name in dir(Disk) if not name.startswith("_")]
 Line = Callable[[str], None]
 
 
 def parse(text: str) -> frozenset[str]:
-    """The classes of `on`, `off`, or words with commas. Raises BadConfig."""
+    """Return the classes of `on`, `off`, or words separated by commas. Raises BadConfig."""
     if text in ("on", "off"):
         return frozenset(FACES if text == "on" else ())
     words = frozenset(text.split(","))
@@ -37,8 +37,11 @@ def parse(text: str) -> frozenset[str]:
 
 
 def printer(kind: str, classes: Iterable[str]) -> Line | None:
-    """A function that prints lines of a class; None where that is not traced. A line that cannot be printed is left
-    out: its disk may be full, or its reader have ended, and what is traced is to work as without a trace."""
+    """Return a function that prints lines of a class, or None if the class is not traced.
+
+    A line that cannot be printed is dropped: the disk may be full, or the reader have ended, and the server has to work
+    as without a trace.
+    """
     if kind not in classes:
         return None
 
@@ -50,7 +53,7 @@ def printer(kind: str, classes: Iterable[str]) -> Line | None:
 
 
 def trace_calls(target: object, names: Iterable[str], line: Line, show: Callable[..., str] | None = None) -> None:
-    """Pass on a line for each call of these methods: `show` of its arguments, what came of it, and how long it took."""
+    """Call `line` for each call of these methods: with the arguments by `show`, the outcome and the duration."""
     for name in names:
         setattr(target, name, _traced(name, getattr(target, name), line, show or _show_arguments))
 
@@ -71,7 +74,7 @@ def _traced(name: str, method: Any, line: Line, show: Callable[..., str]) -> Any
 
 
 def trace_tree(tree: Tree, line: Line) -> None:
-    """Calls of front ends on the tree, and reads and writes of the files that they open."""
+    """Trace calls of front ends on the tree, and reads and writes of the files that they open."""
     trace_calls(tree, (*LOOKS, *CHANGES), line, _show_node)
     opening = tree.open
 
@@ -84,7 +87,7 @@ def trace_tree(tree: Tree, line: Line) -> None:
 
 
 def trace_disk(line: Line) -> Disk:
-    """A disk whose calls are traced."""
+    """Return a disk whose calls are traced."""
     disk = Disk()
     trace_calls(disk, _DISK, line)
     return disk
@@ -100,7 +103,7 @@ def _show_arguments(method: Any, args: Any, kwargs: Any) -> str:
 
 
 def _show(value: object) -> str:
-    """Bytes by their number: they may be secret, and long."""
+    """Return a short text of a value. Bytes are shown by their number: they may be secret, and long."""
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{len(value)} bytes"
     if isinstance(value, Wait):

@@ -1,4 +1,4 @@
-"""The front ends of a server process that begin with HTTP: HTTP itself and fq, made of its options and listeners.
+"""The front ends of a server process that begin with HTTP: HTTP itself and fq, made from its options and listeners.
 
 What a new front end needs: docs/contributing/hacking.md.
 """
@@ -27,13 +27,13 @@ from mqfs.syntax.names import check_name
 
 log = logging.getLogger("mqfs")
 DIALECTS: dict[str, Callable[[str], Table]] = {"ntfy": ntfy.table, "Durable Streams": durable_streams.table}
-LOOPBACK = b"\x7f"  # in which a broker without an address of its own gets one
+LOOPBACK = b"\x7f"  # first byte of the node of a broker without an address of its own
 
 
 def make_servers(
     options: Options, tree: Tree, listeners: Mapping[Listener, Served], **shared: Any
 ) -> list[tuple[str, HttpServer | FqServer]]:
-    """Those that have listeners, by name. `shared`: what both take, as HttpServer has it. Raises BadConfig."""
+    """Return the servers with listeners, by name. `shared`: arguments of both, as of HttpServer. Raises BadConfig."""
     found: list[tuple[str, HttpServer | FqServer]] = []
     shared = {**shared, "tcp_user": options.tcp_user}
     if of_http := {listener: served for listener, served in listeners.items() if served.protocol not in (NINEP, FQ)}:
@@ -55,7 +55,7 @@ def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], sh
 
 
 def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
-    """Scheme and port of the page for browsers, where there is one."""
+    """Return scheme and port of the page for browsers, or None."""
     for listener, served in listeners.items():
         if served == Served(HTTP) and not isinstance(listener.address, UnixAddress):
             return "https" if isinstance(listener.address, TlsAddress) else "http", listener.address.port
@@ -63,7 +63,7 @@ def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
 
 
 def _url(address: Address, path: str) -> str:
-    """The URL for a browser of this machine; "" at a path."""
+    """Return the URL for a browser of this machine, or "" for a unix socket."""
     if isinstance(address, UnixAddress):
         return ""
     host = "localhost" if address.host in ("0.0.0.0", "::") else address.host
@@ -84,8 +84,8 @@ def _fq(
 
 
 def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
-    """Our address in the hops of messages: that of the options, else of a listener where it is one of a network, else
-    one of the store, so that brokers on one host differ."""
+    """Return our address in the hops of messages: the option's, else a listener's if it is a network address, else one
+    made from the store, so that brokers on one host differ."""
     if options.fq_node is not None:
         return socket.inet_aton(options.fq_node)
     for listener in listeners:
@@ -99,14 +99,14 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
 
 
 class Served(NamedTuple):
-    """A service at an address. `group`: the one that a dialect is of."""
+    """A service at an address. `group`: of a dialect."""
 
     protocol: str
     group: str = ""
 
 
 def check(options: Options) -> None:
-    """Raises BadConfig."""
+    """Check the options of HTTP and fq. Raises BadConfig."""
     _check_fq(options)
     option = "--http"
     try:
@@ -128,7 +128,7 @@ def check(options: Options) -> None:
 
 
 def _check_groups(texts: Iterable[str]) -> None:
-    """Raises BadAddress, BadName."""
+    """Check texts of GROUP=ADDRESS. Raises BadAddress, BadName."""
     for text in texts:
         group, address = split_group(text)
         for name in group.split("/"):
@@ -153,15 +153,15 @@ def _check_fq(options: Options) -> None:
 
 
 def is_ipv4(text: str) -> bool:
-    """Whether it is an address as it is printed."""
+    """Whether a text is an IPv4 address in its canonical form."""
     try:
         return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, text)) == text
-    except (OSError, ValueError):  # a text that has no form in C
+    except (OSError, ValueError):  # a text that C cannot represent
         return False
 
 
 def split_group(text: str) -> tuple[str, str]:
-    """Group and address of a dialect. Raises BadAddress."""
+    """Return group and address of a dialect's option. Raises BadAddress."""
     group, sign, address = text.partition("=")
     if not sign:
         raise BadAddress(f"invalid address {text!r}: no group (expected GROUP=ADDRESS)")
@@ -169,7 +169,7 @@ def split_group(text: str) -> tuple[str, str]:
 
 
 def addresses(options: Options) -> list[tuple[str, Served]]:
-    """Each address, with what is served there."""
+    """Return each address, with the service there."""
     dials = [*options.listen, *([service_address(options.service)] if options.service is not None else [])]
     found = [(text, Served(NINEP)) for text in dials] + [(text, Served(HTTP)) for text in options.http]
     for protocol, texts in (("ntfy", options.http_ntfy), ("Durable Streams", options.http_durable)):
@@ -180,5 +180,5 @@ def addresses(options: Options) -> list[tuple[str, Served]]:
 
 
 def is_on_standard_files(options: Options) -> bool:
-    """Whether nothing says where to serve: then 9P is spoken on standard input and output."""
+    """Whether no address and no mount is given: then 9P is spoken on standard input and output."""
     return options.mount is None and not addresses(options)
