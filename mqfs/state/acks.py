@@ -61,7 +61,7 @@ class State(enum.StrEnum):
 
 @attrs.frozen
 class Transition:
-    """The effect of an event on a message, and the step of an ACK record that says so (None: nothing is recorded)."""
+    """The effect of an event on a message, and the step of an ACK record for it (None: nothing is recorded)."""
 
     state: State
     event: str

@@ -217,7 +217,7 @@ class ConsumerState(Attributes):
 
 @attrs.define
 class ViewState:
-    """A view: the messages of the streams that any of its patterns matches or any of its programs selects."""
+    """A view: the messages of streams that one of its patterns matches, or that one of its programs selects."""
 
     number: int
     name: str
@@ -240,7 +240,7 @@ class Known(NamedTuple):
 
 
 Slot = int | list[int]  # a message, or a body in parts: the first and the last
-Newest = tuple[int, list[list[Any]]]  # a sequence; rows of (stream, its messages below that no newer replaces)
+Newest = tuple[int, list[list[Any]]]  # a sequence; per stream the messages below it without a newer one
 ANYONE = -1  # the user of an id in an older log, which has none
 
 

@@ -30,7 +30,8 @@ _LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 
 
 
 class Backlog:
-    """The unacked messages of a consumer. If messages that a program excludes fill it, it acks them."""
+    """The unacked messages of a consumer. When messages that a view's program excludes fill the bound, these are
+    acked."""
 
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_look_at", "_looked_to", "_own", "_recount_ns", "_size",
                  "cut_from")  # fmt: skip
@@ -112,8 +113,8 @@ class Backlog:
 
     def count_unclaimed(self, counts: dict[object, int]) -> Work[tuple[int, int]]:
         """Return (messages neither acked nor in flight, delayed messages among them). In steps: few messages are
-        counted at one moment. `counts` caches counts for all consumers with the same progress, until other work was
-        served."""
+        counted at one moment. `counts` caches counts for all consumers with the same streams and progress, until other
+        work was served."""
         progress, stream = self._own.progress, self._coverage.stream
         moment = self._group.portions.count
         place = moment, stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)

@@ -64,7 +64,7 @@ class Claim:
         self.deadline_ns = 0  # engine time; 0: no lease
 
     def remove(self) -> None:
-        """Remove a claim that has ended from its consumer and its receiver."""
+        """Remove an ended claim from its consumer and its receiver."""
         consumer = self.receiver.consumer
         consumer.claims.pop(self.sequence, None)
         self.receiver.claims.pop(self.sequence, None)
@@ -250,7 +250,7 @@ class Consumer(Numbered):
     def claim_run(
         self, receiver: ClaimingHandle, after: int, messages: int, size: int
     ) -> tuple[RecordRun, list[int]] | None:
-        """As `claim_behind`, but return records as stored, at most `size` bytes of them, and their sequences. None: the
+        """As `claim_behind`, but return (records as stored, at most `size` bytes of them; their sequences). None: the
         caller must use `claim_behind`."""
         if self.flow is not None:
             messages = min(messages, self.flow.room())

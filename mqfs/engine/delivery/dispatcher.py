@@ -336,9 +336,9 @@ class Dispatcher:
         return group.log.reader.read_run(position, end, size, streams, False) if streams else None
 
     def divide(self, sequence: int) -> bytes:
-        """Return a step to record before the claim of a message: it shortens the slot of an unacked message that holds
-        it. Else an ack of that slot would ack the claimed message, which the consumer covers only now. The restarted
-        scan finds earlier messages of the slot."""
+        """Return a step to record before the claim of a message; empty: none is needed. The message may lie in the slot
+        of an unacked one, as the consumer covers it only now: an ack of that slot would ack it, so the step moves the
+        slot's beginning past it. The restarted scan finds earlier messages of the slot."""
         owner = self.slots.end_of(sequence) + 1 if self.slots.reaches(sequence) else 0
         entry = self._progress.unacked.get(owner)
         if entry is None or not entry.first <= sequence < owner:
@@ -606,8 +606,8 @@ class Dispatcher:
         return max(self._scan_position, receiver.scanned_to)
 
     def has_looked(self, receiver: ClaimingHandle, end: int) -> bool:
-        """Whether all messages below `end`, and the known ones, were examined for the receiver: it has received those
-        for it."""
+        """Whether the search has examined all messages below `end`, and the known ones, for the receiver. It has
+        received any that are for it."""
         if self._loading is not None or receiver not in self._scans:
             return self._loading is None
         return receiver is self._looked and self._looked_to(receiver) >= end

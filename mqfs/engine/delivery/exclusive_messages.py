@@ -94,7 +94,8 @@ class ExclusiveMessages:
 
     @property
     def low(self) -> int:
-        """The lowest sequence astray: under `deliver one` the stream's default consumer retains the other messages."""
+        """The lowest sequence of `astray`; under `deliver one` the stream's default consumer retains the other
+        messages."""
         return min(self._astray(), default=NEVER)
 
     def is_acked(self, sequence: int) -> bool:

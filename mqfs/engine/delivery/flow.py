@@ -267,7 +267,7 @@ class Keys:
         self._keys.pop(sequence, None)
 
     def _offer_next(self, key: bytes, queue: KeyQueue) -> None:
-        """Offer the messages of a key of which one is next."""
+        """Offer the messages of a key that may be claimed next."""
         waiting, waits = queue.waiting, self._waits
         while waiting and waits.get(waiting[0][2]) != waiting[0]:
             heapq.heappop(waiting)
@@ -281,7 +281,7 @@ class Keys:
                 self._search.offer(waiting[0])
 
     def on_due(self, sequence: int) -> None:
-        """Offer the next messages of a key of which a message may be delivered again."""
+        """Offer the next messages of a key: one of its messages may be delivered again."""
         if (key := self._keys.get(sequence)) is not None:
             self._offer_next(key, self._queues[key])
 

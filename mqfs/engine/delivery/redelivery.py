@@ -374,7 +374,7 @@ class Redelivery:
     # ------------------------------------------------------------ closed receivers
 
     def nack_all(self, claims: Iterable[Claim], reason: str) -> None:
-        """Requeue the claims of a closed receiver; while the server stops, their deliveries do not count as failed.
+        """Requeue claims whose receiver has ended; while the server stops, their deliveries do not count as failed.
         Many claims are requeued in portions, and stay in flight until then."""
         self._returned.add(claims, reason, self._group.tree.closing)
 

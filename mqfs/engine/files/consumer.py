@@ -111,7 +111,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def fetch(self, count: int, offset: int) -> Step[bytes] | None:
         current: list[int] = []
         pieces: list[bytes] = []
-        room, used = NEVER, 0  # the first message always
+        room, used = NEVER, 0  # the first message may have any size
         try:
             while room > 0 and (record := self.consumer.claim_next(self, room)) is not None:
                 current.append(record.sequence)
@@ -133,7 +133,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.end_due = self.format == "each"
         assert self.shown is not None
         record, deliveries = self.shown
-        if len(record.body) > FREE_BYTES:  # mostly not, and this is every claim
+        if len(record.body) > FREE_BYTES:  # rarely so, and this runs for each claim
             self.shown = to_tell_of(record), deliveries
         if record.headers and (long := self._long(record)) is not None:
             return self.last.first_of_many(long, count, 0)

@@ -98,7 +98,7 @@ class OpenFile:
                 if self.last is not None:
                     if self.last.held:
                         self.last.drop()
-                    self.last.handle = None  # no memory of the user any more, and no cycle
+                    self.last.handle = None  # no memory is charged any more, and no reference cycle is left
 
     def _end(self) -> None:
         """Release what this kind of file holds; called once, by `close`."""

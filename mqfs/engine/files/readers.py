@@ -428,7 +428,7 @@ class MergedReader(Reader):
 
 
 class OrderHandle(MergedReader):
-    """`order`: of each message of the group, its stream's name and a NUL byte."""
+    """An open `order`: for each message of the group its stream's name and a NUL byte."""
 
     node: Meta
 
@@ -477,7 +477,7 @@ def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Strea
 
 
 class ViewHandle(MergedReader):
-    """A view, open to read."""
+    """A view, open for reading."""
 
     node: View
 

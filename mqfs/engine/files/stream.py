@@ -156,7 +156,7 @@ class Writer(OpenFile):
 
 
 class StreamHandle(Reader, Writer):
-    """A stream, open to read, to write, or both."""
+    """A stream, open for reading, writing, or both."""
 
     node: Stream
 
