@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -567,13 +568,15 @@ def test_a_forked_child_keeps_no_store_of_a_parent_that_is_killed(tmp_path: Path
 def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    gc.disable()  # in the end of what an earlier test left it would be ignored
+    request.addfinalizer(gc.enable)
     with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
         for tree in (client, inside):
             group = tree.group("g", create=True, ctl=["replay all"])
             messages = group.subscribe()
             timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                timer.start()
                 next(messages)
             timer.join()
             group.publish("s", b"next")

@@ -34,9 +34,12 @@ from tests.support.server import Server
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Have SIGINT raise KeyboardInterrupt in the main thread."""
+    """Have SIGINT raise KeyboardInterrupt in the main thread; not in the end of what an earlier test left, where it is
+    ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
     yield
+    gc.enable()
     signal.signal(signal.SIGINT, before)
 
 
