@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from tests.support import ROOT
 from tests.support.eventually import eventually
 from tests.support.linux_guest import BOOT_S, KERNEL, missing
 from tests.support.mount_space import MountSpace
+from tests.support.ports import free_port
 from tests.support.server import mounted
 
 GUEST = ROOT / "tests" / "interop"
@@ -350,11 +350,6 @@ def typed_server(at: Scene, line: str, mount: Path) -> Iterator[None]:
     at.typing.interrupt()
     assert at.typing.code == 0
     assert not mounted(mount)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def damage(store: Path, where: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from tests.support import ROOT
+from tests.support.ports import free_port
 
 
 def test_nothing_imports_a_conftest() -> None:
@@ -13,3 +14,8 @@ def test_nothing_imports_a_conftest() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             assert not any("conftest" in name for name in (module, *names)), f"{file} imports {module} {names}"
+
+
+def test_no_port_is_given_twice() -> None:
+    """The program that has it may not listen yet."""
+    assert len({free_port() for _ in range(1_000)}) == 1_000

@@ -26,6 +26,7 @@ from mqfs.ninep.codec.wire import decode, encode
 from mqfs.server.options import KINDS
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.ports import free_port
 from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, run, unmount
 
 
@@ -199,12 +200,8 @@ def test_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
 
 
 def test_tcp(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with (
-        Server("--listen", f"tcp!127.0.0.1!{port}", "--tcp-user", "root", cwd=tmp_path),
-        connect(f"tcp!127.0.0.1!{port}") as client,
-    ):
+    address = f"tcp!127.0.0.1!{free_port()}"
+    with Server("--listen", address, "--tcp-user", "root", cwd=tmp_path), connect(address) as client:
         assert "ctl" in client.list()
 
 

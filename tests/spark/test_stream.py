@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pyspark_mqfs.stream_reader import StreamReader
 from pyspark_mqfs.task import DataLoss
 from tests.spark.scene import Scene
 from tests.support.eventually import HANG_S, eventually
+from tests.support.ports import free_port
 from tests.support.tokens import OTHER, SECRET, line_of
 
 
@@ -326,8 +326,7 @@ def test_two_queries_with_one_consumer(scene: Scene, reader: Readers) -> None:
 
 def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
     """Over TCP; with none it is user nobody, who may not have a consumer there."""
-    with socket.create_server(("127.0.0.1", 0)) as free_port:
-        address = f"tcp!127.0.0.1!{free_port.getsockname()[1]}"
+    address = f"tcp!127.0.0.1!{free_port()}"
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text(line_of(getpass.getuser(), SECRET))
