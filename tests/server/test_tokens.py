@@ -278,15 +278,19 @@ def test_a_revoked_token_ends_its_connections_and_its_claims_go_back(tmp_path: P
 
 
 def test_an_expired_token_ends(tmp_path: Path) -> None:
-    made, secret = new(tmp_path, "--expires", "4s")
-    with served(tmp_path) as (server, address), connection.connect(address, token=secret) as client:
-        client.mkdir("g")
-        eventually(lambda: f"token {made} revoked, changed or expired" in server.text(), "its connection ends")
-        with pytest.raises((MqfsError, ConnectionError)):
-            client.mkdir("h")
+    new(tmp_path)
+    with served(tmp_path) as (server, address):
+        made, secret = new(tmp_path, "--expires", "4s")  # not before: a start may take as long on a busy machine
+        tell(server)
+        eventually(lambda: "tokens read" in server.text(), "it is read")
+        with connection.connect(address, token=secret) as client:
+            client.mkdir("g")
+            eventually(lambda: f"token {made} revoked, changed or expired" in server.text(), "its connection ends")
+            with pytest.raises((MqfsError, ConnectionError)):
+                client.mkdir("h")
         with pytest.raises(Denied, match="unknown token"):
             connection.connect(address, token=secret)
-        assert listed(tmp_path)[0][4].endswith("(expired)")
+        assert listed(tmp_path)[1][4].endswith("(expired)")
 
 
 def test_a_new_token_is_known_at_once_by_sighup_and_soon_without(tmp_path: Path) -> None:
