@@ -76,7 +76,7 @@ class Checkpoint:
     position: Position
     have: Have
     segments: Sequence[Segment]
-    whole: int  # the first frame from which on it lacks nothing
+    whole: int  # the frame from which on it lacks nothing
 
     @property
     def time_s(self) -> int:

@@ -428,8 +428,7 @@ class JetStreamObjects:
         return data
 
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
-        """List names as any engine does; an object that another client deleted is listed until it is deleted here,
-        too."""
+        """See `Objects`. An object that another client of NATS deleted is listed until it is deleted here, too."""
         marks, _ = self._loop.call(self._subjects(f"{self._marks}>"), 6 * limits.REPLICA_CALL_S)
         names = (_name_of(mark.removeprefix(self._marks)) for mark in marks)
         return sorted(name for name in names if name.startswith(prefix) and name > after)[: most or None]

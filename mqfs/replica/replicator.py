@@ -212,7 +212,7 @@ class Replicator:
             self._keeper.end(self._driver.writer.position)
 
     def _pace(self) -> None:
-        """Wait so that fewer frames have more writes, unless a caller waits for a frame."""
+        """Wait, so that writes are gathered into fewer frames, unless a caller waits for one."""
         assert self._replication is not None
         while (wait_s := self._appended_s + self._log.pace_s - time.monotonic()) > 0:
             if self._stop.is_set():
@@ -367,7 +367,7 @@ class Keeper:
             is_due = False
             try:
                 self._look_for_base()
-                size, frames = self._bytes, self._frames  # at least as far as the checkpoint, never further
+                size, frames = self._bytes, self._frames  # counted first: the checkpoint may have more
                 is_due = size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES
                 position, have, touched = self._take()
                 self._note(position, have, touched)

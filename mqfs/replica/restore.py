@@ -110,8 +110,8 @@ class Ending:
         return entry
 
     def _is_wanted(self, group: int) -> bool:
-        """Whether that is the group that ends with a message: it had the wanted name when its first message was
-        found."""
+        """Whether the group is the one that ends with a message: it has the wanted path now, or had it when it was
+        chosen."""
         assert self.heads is not None
         if group == self.number:
             return True

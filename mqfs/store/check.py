@@ -412,7 +412,7 @@ def _index_fault(log: Log, data: bytes) -> str:
         others += part.rows
         at, to, messages = at + part.size, part.to, messages + part.messages
     if log.found.bad:
-        return ""  # the index may list what is damaged in the log
+        return ""  # the log is damaged, not the index
     for name in ("sequences", "times", "positions", "bodies", "streams", "headers", "kinds"):
         if getattr(index, name) != getattr(log.index, name)[:messages]:
             return f"has other {name} than its log"

@@ -143,7 +143,7 @@ class StandbyStore:
     def _open(self, run: LogBytes, folder: str, path: str) -> int:
         """Return the descriptor of its file, which is made if it is missing."""
         if len(self._files) >= _OPEN_FILES:
-            self.sync()  # first: no more names come in the folders that it syncs
+            self.sync()  # before names are made: it clears `_folders`
         if not self._disk.is_folder(folder):
             self._make_folder(run.group, folder)
         if not self._disk.exists(path):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.ring")
 
-_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but of the machine
+_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # the machine's
 _TAIL_AT, _KEPT_POSITION_AT = 256, 776  # bytes of a ring's memory: ring.h
 
 
@@ -548,7 +548,7 @@ class Attachment:
         self.generation = ring_log.ring.generation
 
     def fileno(self) -> int:
-        """The descriptor of the ring's memory."""
+        """Return the descriptor of the ring's memory."""
         return self._ring_log.ring.fileno()
 
     def number(self, name: str) -> int | None:

@@ -113,9 +113,9 @@ class RingLog:
     # ------------------------------------------------------------ the server's own messages
 
     def _publish(self, drafts: Sequence[Draft], flags: int) -> int:
-        """Publish to the ring, and ingest the records before. Returns the time of the messages. 0: the ring failed and
-        was retired, or its time is invalid; the messages are for the log only. Raises DiskFull before any of them is
-        published, or if the ring cannot be ended."""
+        """Publish to the ring, and ingest the records before. Returns the time of the messages. 0: use the caller's
+        time, since the ring failed and was retired, or its time is in the future. Raises DiskFull and other errors of
+        the log; then none of the messages counts, even if it is in the ring."""
         intake, checks = self.intake, self.intake.checks
         assert not intake.taking
         if self.why:

@@ -427,8 +427,8 @@ class Segment:
 
 
 class Descriptors:
-    """The segments that have descriptors: about limits.OPEN_BUCKETS, closed by second chance. There are more while the
-    logs of closable ones are being synced, up to half of what the process may open."""
+    """The segments that have descriptors: about limits.OPEN_BUCKETS, closed by second chance. There are more while logs
+    are synced before some of these may be closed, up to half of what the process may open."""
 
     __slots__ = ("_count", "_most", "_open")
 
