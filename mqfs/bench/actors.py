@@ -1,8 +1,8 @@
 """Actors: producers, consumers, workers, and the two sides of a round trip. Each runs on its own thread.
 
-The measured loops and their counts: a histogram of durations has a constant size, as those that differ by less than 3 %
-are counted as one. A driver is how a process of the bench reaches its group, by the library or by the files of a mount.
-Only children.py talks to the parent process.
+Here are the measured loops and their counts. A histogram of durations has a constant size, as durations that differ by
+less than 3 % are counted as one. A driver is how a process of the bench reaches its group: by the library, or by the
+files of a mount. Only children.py talks to the parent process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mqfs.client.publisher import Durability
 from mqfs.errors import BadRequest
 from mqfs.syntax.lines import command_lines
 
-_STEPS = 32  # to a doubling
+_STEPS = 32  # per doubling
 _BITS = 6  # durations below 2 × _STEPS ns are exact
 _SIZE = (64 - _BITS) * _STEPS + 2 * _STEPS
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 class Histogram:
-    """Durations, in nanoseconds."""
+    """Counts of durations, in nanoseconds."""
 
     __slots__ = ("counts", "most")
 
@@ -57,13 +57,13 @@ class Histogram:
         return sum(self.counts)
 
     def bars(self) -> Iterator[tuple[int, int]]:
-        """The middle of each counted duration, and its count."""
+        """Yield the middle of each counted duration, and its count."""
         for at, count in enumerate(self.counts):
             if count:
                 yield min(_middle(at), self.most), count
 
     def percentile(self, percent: float) -> int:
-        """Nanoseconds; 0 where nothing was counted."""
+        """Return a percentile in nanoseconds; 0 if nothing was counted."""
         wanted = len(self) * percent / 100
         passed = 0
         for ns, count in self.bars():
@@ -73,7 +73,7 @@ class Histogram:
         return self.most
 
     def to_list(self) -> list[int]:
-        """For another process: `most`, then the counts up to the last that is not 0."""
+        """Return the histogram for another process: `most`, then the counts up to the last that is not 0."""
         counts = list(self.counts)
         while counts and not counts[-1]:
             counts.pop()
@@ -106,11 +106,11 @@ class Place:
     store: str = ""  # of an embedded engine
     wait: Durability = "committed"
     prefetch: int = 1  # of workers: messages that one claims at once
-    server: int = 0  # the process of the server, where it is the bench's own
+    server: int = 0  # the process of the server, if the bench started it
 
 
 class Driver(Protocol):
-    """The calls of actors. Thread-safe."""
+    """The calls that actors make. Thread-safe."""
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
 
@@ -119,19 +119,19 @@ class Driver(Protocol):
         ...
 
     def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
-        """Functions that publish one message and many; they return once these are kept, as `wait` demands."""
+        """Return functions that publish one message and many. They return once messages are kept, as `wait` demands."""
         ...
 
     def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
-        """Every message of the stream from its beginning; `size`: of each."""
+        """Yield every message of the stream from its beginning. `size`: of a message."""
         ...
 
     def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
-        """Messages of the consumer; `close` sends the acknowledgements that were not sent."""
+        """Yield messages claimed by the consumer. `close` sends the outstanding acknowledgements."""
         ...
 
     def count_acknowledged(self, group: str) -> int:
-        """The number of acknowledged messages, by the tree's own count."""
+        """Return the number of acknowledged messages in the tree's own statistics."""
         ...
 
     def close(self) -> None: ...
@@ -146,7 +146,7 @@ def open_driver(place: Place) -> Driver:
 
 
 class Library:
-    """mqfs.client."""
+    """A driver over mqfs.client."""
 
     def __init__(self, client: Client, place: Place) -> None:
         self._client, self._wait, self._prefetch = client, place.wait, place.prefetch
@@ -195,7 +195,7 @@ class Library:
 
 
 class Files:
-    """A mount."""
+    """A driver over the files of a mount."""
 
     def __init__(self, mount: str) -> None:
         self._mount = mount
@@ -238,7 +238,7 @@ class Files:
         return self._read(file, size)
 
     def _read(self, file: int, size: int) -> Iterator[bytes]:
-        """One message a read; a longer one than expected is cut and shows as damaged."""
+        """Yield one message per read. A longer one than expected is cut and counts as damaged."""
         read = os.read
         while body := read(file, size):
             yield body
@@ -257,7 +257,7 @@ class Files:
             return int(json.load(file)["consumers"][CONSUMER]["acknowledged"])
 
     def close(self) -> None:
-        """Nothing to do: the files are closed with the process."""
+        """Do nothing: the files are closed with the process."""
 
 
 # ------------------------------------------------------------ actors
@@ -265,7 +265,7 @@ class Files:
 
 _clock = time.monotonic_ns
 _SECOND_NS = 10**9
-_APART_NS = 10**18  # at most: 31 years, which the clock and an Event can wait for
+_APART_NS = 10**18  # 31 years at most, which the clock and an Event can wait for
 
 
 @attrs.frozen
@@ -280,11 +280,11 @@ class Load:
     seconds: float | None = None
     rate: float | None = None  # messages a second, of all producers
     round_trips: int = 0
-    marks: bool = True  # each producer publishes an end mark, for consumers; workers get one each from elsewhere
+    marks: bool = True  # each producer publishes an end mark, for consumers; else others publish one for each worker
 
 
 class Actor:
-    """A measured loop. `count` is what progress shows."""
+    """A measured loop. Progress shows its `count`."""
 
     def __init__(self, load: Load, number: int) -> None:
         self.load, self.number = load, number
@@ -294,7 +294,7 @@ class Actor:
         self.stop = threading.Event()
 
     def prepare(self, driver: Driver) -> None:
-        """Open what the loop needs. All actors begin when all are prepared."""
+        """Open what the loop needs. All actors begin once all are prepared."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -314,7 +314,7 @@ class Actor:
 
 
 class Producer(Actor):
-    """Publishes its share, at its share of the rate, then an end mark."""
+    """A producer: publishes its share, at its share of the rate, then an end mark."""
 
     def prepare(self, driver: Driver) -> None:
         self._one, self._many = driver.publisher(self.load.group, STREAM)
@@ -337,8 +337,8 @@ class Producer(Actor):
         self._one(payload.make(self.number, self.count, 0, self._tail, payload.END))
 
     def _turns(self, rate: float, end_ns: int | None) -> Iterator[int]:
-        """When each batch is due; one that is due after the end comes at the end. A late batch counts as sent then: the
-        wait for the one before it is measured, too."""
+        """Yield when each batch is due; a time after the end is yielded at the end. The latency of a late batch counts
+        from its due time, and so includes the wait for the batch before it."""
         load = self.load
         apart_ns = min(_SECOND_NS * load.producers * load.batch / rate, _APART_NS)
         due_ns = self.begun_ns + apart_ns * self.number / load.producers
@@ -361,14 +361,14 @@ class Producer(Actor):
 
 
 def limit(messages: int | None, producers: int, number: int) -> int:
-    """The most messages that one producer publishes."""
+    """Return the number of messages that one producer publishes at most."""
     if messages is None:
         return 2**32 - 1
     return messages // producers + (number < messages % producers)
 
 
 def endless() -> Iterator[int]:
-    """Due times without a rate: always now."""
+    """Yield the present time as due: there is no rate."""
     while True:
         yield _clock()
 
@@ -390,7 +390,7 @@ class Receiver(Actor):
 
 
 class Consumer(Receiver):
-    """Receives every message, until all producers have ended."""
+    """A receiver of every message, until all producers have ended."""
 
     check: payload.Order
 
@@ -411,7 +411,7 @@ class Consumer(Receiver):
 
 
 class Worker(Receiver):
-    """Receives a share and acknowledges each, until it receives an end mark."""
+    """A receiver of a share of the messages. It acknowledges each, until it receives an end mark."""
 
     check: payload.QueueCheck
 
@@ -431,7 +431,7 @@ class Worker(Receiver):
 
 
 class Pinger(Actor):
-    """Publishes a message and waits for its echo, one after another."""
+    """Publishes a message and waits for its echo, again and again."""
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PING)
@@ -455,7 +455,7 @@ class Pinger(Actor):
 
 
 class Echo(Actor):
-    """Publishes again each message that it receives."""
+    """Publishes each received message again."""
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PONG)

@@ -1,8 +1,11 @@
-"""The child processes of the bench: the parent's side, of which none outlives a `with` block, and the child's, which is
-`python -m mqfs.bench.children SPEC`.
+"""The child processes of the bench.
 
-The child writes a line of JSON each: when all is open; its counts, several times a second; its reports, or its error.
-The parent writes `go`, `stop` (publish no more) and `cut` (report now). The child exits when the parent is gone.
+The parent's side is `Crew`: no child outlives its `with` block. The child's side is `python -m mqfs.bench.children
+SPEC`.
+
+The child writes lines of JSON: one when all is open, one with its counts several times a second, and one with its
+reports, or its error. The parent writes `go`, `stop` (publish no more) and `cut` (report now). The child exits when the
+parent has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Child:
         self.actors: list[tuple[str, Actor]] = [(role, ROLES[role](load, number)) for role, number in spec["actors"]]
         self.driver = open_driver(Place(**spec["place"]))
         self._inside = spec["place"]["transport"] == "embedded"
-        self._marks = spec["marks"]  # to publish after the producers of this process have ended: one a worker
+        self._marks = spec["marks"]  # end marks to publish once the producers of this process ended, one per worker
         self._producing = sum(role == "producer" for role, _ in self.actors)
         self.failed: list[Exception] = []
         self._running = len(self.actors)
@@ -90,7 +93,7 @@ class Child:
                     producer.mark()
 
     def _watch(self) -> None:
-        """Until all are done, or the parent sends `cut`."""
+        """Report counts until all actors are done, or the parent sends `cut`."""
         while True:
             ready, _, _ = select.select([0, self._over_reads], [], [], COUNTS_EVERY_S)
             if self._over_reads in ready:
@@ -104,7 +107,7 @@ class Child:
             say(counts=[[role, actor.number, actor.count] for role, actor in self.actors])
 
     def hear(self) -> str:
-        """A line from the parent. Ends the process where the parent is gone."""
+        """Return a line from the parent. End the process if the parent has ended."""
         line = bytearray()
         while not line.endswith(b"\n"):
             byte = os.read(0, 1)
@@ -120,7 +123,7 @@ class Child:
         return report
 
     def _save(self, number: int, producer: int, receipts: bytearray) -> str:
-        """Write a worker's counts of a producer's messages to a file, as they may be long; its path."""
+        """Write a worker's counts of a producer's messages to a file, as they may be long. Return its path."""
         path = os.path.join(self.folder, f"{number}.{producer}.receipts")
         with open(path, "wb") as file:
             file.write(bytes(receipts))
@@ -162,7 +165,7 @@ class Crew:
         self._ready = 0
         self._messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
-        # An embedded engine has the store alone: then all actors are threads of one process.
+        # An embedded engine locks the store: then all actors are threads of one process.
         parts = [list(roles)] if place.transport == "embedded" else [[role] for role in roles]
         self._running: dict[int, list[tuple[str, int]]] = {}
         for part in parts:
@@ -204,7 +207,7 @@ class Crew:
                     process.stdin.flush()
 
     def poll(self, seconds: float = POLL_S) -> None:
-        """Handle the children's messages; waits at most that long for the first. Raises the error of a child."""
+        """Handle the children's messages. Wait at most `seconds` for the first. Raises the error of a child."""
         with contextlib.suppress(queue.Empty):
             number, message = self._messages.get(timeout=seconds)
             self._handle(number, message)
@@ -227,14 +230,14 @@ class Crew:
             self.counts.update({(done["role"], done["number"]): done["count"] for done in message["done"]})
 
     def is_running(self, role: str) -> bool:
-        """Whether an actor of that role has not ended."""
+        """Whether any actor of that role is still running."""
         return any(role == name for part in self._running.values() for name, _ in part)
 
     def count(self, role: str) -> int:
         return sum(count for (name, _), count in self.counts.items() if name == role)
 
     def reports(self, role: str) -> list[dict[str, Any]]:
-        """The reports of a role's actors, by number."""
+        """Return the reports of a role's actors, by number."""
         return sorted((done for done in self.done if done["role"] == role), key=lambda done: int(done["number"]))
 
     def _until(self, condition: Callable[[], bool], seconds: float, failure: str) -> None:
@@ -247,7 +250,7 @@ class Crew:
     # ------------------------------------------------------------ the end
 
     def collect(self) -> None:
-        """Have all that have not ended report now."""
+        """Have all running actors report now."""
         self.send("cut")
         self._until(lambda: not self._running, limits.BENCH_DRAIN_S, "bench failed: a child process does not answer")
 
@@ -265,7 +268,7 @@ class Crew:
 
 
 def error_of(name: str, detail: str) -> MqfsError:
-    """An error of another process, in its own class."""
+    """Return an error of another process, in its own class."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, MqfsError):
         return kind(detail)

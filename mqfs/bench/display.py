@@ -25,7 +25,7 @@ _TITLES = {"publish": "publish", "delivery": "publish → receive", "round trip"
 
 
 def run(plan: Plan) -> int:
-    """Measure, write the output; the exit code."""
+    """Measure and write the output. Return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # as Ctrl-C: the store and the server are removed
     with Progress() as progress:
@@ -43,7 +43,7 @@ def run(plan: Plan) -> int:
 
 
 def failed_checks(results: Results) -> str:
-    """The failed checks, in one line."""
+    """Return the failed checks in one line."""
     checks = (
         (results.lost, "lost"),
         (results.twice, "more than once"),
@@ -91,7 +91,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def processor(results: Results) -> str:
-    """Processor time by message, of all processes that were measured."""
+    """Return the processor time per message, of all measured processes."""
     messages = max(results.published, 1)
     bench = f"{brief(results.bench_cpu_s / messages * 1e6)} of the bench"
     if results.server_cpu_s is None:
@@ -102,7 +102,7 @@ def processor(results: Results) -> str:
 
 
 def brief(us: float) -> str:
-    """Three digits and a unit."""
+    """Return a duration with three digits and a unit."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.3g} {unit}" if us < 1_000 * size else f"{us / size:,.0f} {unit}"

@@ -1,6 +1,6 @@
-"""One run of the bench: the group, the processes, the end, the figures, which display.py shows.
+"""One run of the bench: the group, the processes, the end, the figures. display.py shows them.
 
-The tree that is measured is that of a running server, or of the bench's own on a temporary store.
+It measures the tree of a running server, or its own tree on a temporary store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DISK = "/var/tmp"  # /tmp may be memory
 
 @contextlib.contextmanager
 def open_folder(plan: Plan) -> Iterator[str]:
-    """A temporary folder on the disk to be measured."""
+    """Yield a temporary folder on the disk to be measured."""
     above = plan.store or (_DISK if os.access(_DISK, os.W_OK) else None)
     path = tempfile.mkdtemp(prefix="mqfs-bench-", dir=above)
     try:
@@ -48,7 +48,7 @@ def open_folder(plan: Plan) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_place(plan: Plan, path: str) -> Iterator[Place]:
-    """The location of the tree; starts a server where the plan names none."""
+    """Yield the location of the tree. Starts a server if the plan names none."""
     assert plan.transport is not None
     if plan.at is not None:
         yield Place(plan.transport, plan.at, wait=plan.wait, prefetch=plan.prefetch)
@@ -63,7 +63,7 @@ def open_place(plan: Plan, path: str) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def _local_server(transport: str, path: str) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="mqfs-bench-") as short:  # the path of a socket has little room
+    with tempfile.TemporaryDirectory(prefix="mqfs-bench-") as short:  # a socket's path must be short
         address, mount = f"unix!{short}/socket", os.path.join(short, "mount")
         command = [sys.executable, "-P", "-m", "mqfs", "serve"]  # -P: nothing is imported from the current folder
         command += ["--store", os.path.join(path, "store"), "--listen", address]
@@ -87,14 +87,14 @@ def _local_server(transport: str, path: str) -> Iterator[Place]:
 
 
 def processor_s(pid: int) -> float:
-    """Seconds of processor time that a process has taken."""
+    """Return the seconds of processor time that a process has used."""
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         user, system = file.read().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _end_with_us() -> None:
-    """In the child, before exec: have the kernel end the server if the bench is killed."""
+    """Have the kernel end the server if the bench is killed. Runs in the child, before exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -122,8 +122,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def open_group(place: Place, lines: Sequence[str], streams: Sequence[str], left: list[str]) -> Iterator[str]:
-    """A temporary group. Removed at the end, unless its server is the bench's own; `left` gets the name of one that
-    could not be."""
+    """Yield the name of a temporary group, and remove the group at the end, unless the engine is embedded. If that
+    fails, append its name to `left`."""
     name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     driver = open_driver(place)
     try:
@@ -136,7 +136,7 @@ def open_group(place: Place, lines: Sequence[str], streams: Sequence[str], left:
             try:
                 _remove(place, name, streams)
             except (NotFound, Disconnected, FileNotFoundError):
-                pass  # it was not made, or the server is gone
+                pass  # not made, or the server has ended
             except (MqfsError, OSError) as error:
                 left.append(name)
                 print(f"mqfs: cannot remove group {name!r}: {error}", file=sys.stderr)
@@ -144,7 +144,7 @@ def open_group(place: Place, lines: Sequence[str], streams: Sequence[str], left:
 
 
 def _remove(place: Place, name: str, streams: Sequence[str]) -> None:
-    """On a new connection: Ctrl-C may have left the other unusable."""
+    """Remove a group on a new connection: Ctrl-C may have left the other unusable."""
     with contextlib.closing(open_driver(place)) as driver:
         driver.remove(name, streams)
 
@@ -166,11 +166,11 @@ class Results:
     twice: int = 0
     disordered: int = 0
     damaged: int = 0
-    unacknowledged: int = 0  # received by workers, by the tree's own count
+    unacknowledged: int = 0  # received by workers, but not acknowledged in the tree's own statistics
     bench_cpu_s: float = 0.0  # of the bench's own processes
-    server_cpu_s: float | None = None  # None: the server is not the bench's own
+    server_cpu_s: float | None = None  # None: the bench did not start the server
     interrupted: bool = False
-    stalled: str = ""  # why it was ended after BENCH_STALL_S
+    stalled: str = ""  # why the run was ended after BENCH_STALL_S
     left: list[str] = attrs.Factory(list)  # groups that could not be removed
     histograms: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
@@ -179,7 +179,7 @@ class Results:
         return not (self.lost or self.twice or self.disordered or self.damaged or self.unacknowledged or self.stalled)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON output."""
+        """Return the results for the JSON output."""
         return {
             "options": self.plan.as_dict(),
             "interrupted": self.interrupted,
@@ -204,12 +204,12 @@ def _rates(count: int, seconds: float, size: int) -> dict[str, float]:
 
 
 def latencies(histogram: Histogram) -> dict[str, float]:
-    """In microseconds."""
+    """Return count, percentiles and maximum, in microseconds."""
     results = {f"p{percent:g}": histogram.percentile(percent) / 1000 for percent in PERCENTILES}
     return {"count": len(histogram), **results, "max": histogram.most / 1000}
 
 
-Progress = Callable[[str], None]  # how far it is
+Progress = Callable[[str], None]  # shows the progress
 
 
 def measure(plan: Plan, progress: Progress) -> Results:
@@ -237,21 +237,21 @@ def _load(plan: Plan, place: Place, folder: str, progress: Progress, left: list[
 
 
 class Stall:
-    """How long nothing moves."""
+    """The time for which no message moves."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
         self._last: tuple[int, ...] = ()
 
     def lasts(self, moved: tuple[int, ...], pause_s: float = 0.0) -> bool:
-        """Whether the counts are the same for BENCH_STALL_S, and for the pause between two messages."""
+        """Whether the counts have not changed for BENCH_STALL_S and the pause between two messages."""
         if moved != self._last:
             self._at, self._last = time.monotonic(), moved
         return time.monotonic() - self._at > limits.BENCH_STALL_S + pause_s
 
 
 class Measurement:
-    """Producers and receivers, until all messages are received."""
+    """A run of producers and receivers, until all messages are received."""
 
     def __init__(self, plan: Plan, place: Place, load: Load, crew: Crew, progress: Progress) -> None:
         self.plan, self.place, self.load, self.crew, self.progress = plan, place, load, crew, progress
@@ -278,8 +278,8 @@ class Measurement:
         return self._results()
 
     def _wait_for(self, role: str, seconds: float = math.inf) -> bool:
-        """Until no actor of the role runs, for at most `seconds`; in one process all end together. False: no message
-        moved for BENCH_STALL_S."""
+        """Wait until no actor of the role runs, at most `seconds`; actors of one process end together. Return False if
+        no message moved for BENCH_STALL_S."""
         load, until = self.load, time.monotonic() + seconds
         pause_s = load.batch / load.rate if load.rate is not None else 0.0
         stall = Stall()
@@ -305,7 +305,7 @@ class Measurement:
                 publish(payload.make(0, 0, 0, payload.tail(self.plan.size), payload.END))
 
     def _end_early(self) -> None:
-        """Publish no more; wait for the rest, at most BENCH_DRAIN_S."""
+        """Stop publishing, and wait for the remaining messages, at most BENCH_DRAIN_S."""
         self.crew.send("stop")
         deadline = time.monotonic() + limits.BENCH_DRAIN_S
         while self.crew.is_running("producer") and time.monotonic() < deadline:
@@ -355,7 +355,7 @@ class Measurement:
         else:
             results.lost = sum(payload.count_lost(report["next"], report["missing"], sent) for report in receivers)
         if self.interrupted and self.is_partial:
-            results.lost = 0  # the rest was not waited for
+            results.lost = 0  # the remaining messages were not awaited
 
 
 def _merge_histograms(reports: list[dict[str, Any]]) -> Histogram:
@@ -366,7 +366,7 @@ def _merge_histograms(reports: list[dict[str, Any]]) -> Histogram:
 
 
 def _round_trips(plan: Plan, place: Place, folder: str, results: Results, left: list[str]) -> None:
-    """Round trips, with no other load."""
+    """Measure round trips, with no other load."""
     with open_group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG], left) as group:
         load = Load(group, 1, plan.size, round_trips=plan.round_trips, seconds=ROUND_TRIPS_S)
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:

@@ -12,15 +12,15 @@ import attrs
 DATA, END = 0, 1  # END: its number is the count of messages before it
 _HEAD = struct.Struct("<HBxIq")
 LEAST_BYTES = _HEAD.size
-MISSED_MOST = 1 << 20  # missing numbers held: bounds the memory of a run that loses everything
-TIMES_MOST = 3  # receipts of a message that a worker counts: their sum over limits.BENCH_WORKERS fits a byte
+MISSED_MOST = 1 << 20  # missing numbers held, which limits the memory of a run that loses everything
+TIMES_MOST = 3  # receipts counted of a message: summed over limits.BENCH_WORKERS workers they fit a byte
 _FILL = b"The quick brown fox jumps over the lazy dog. "
 
 _pack, _unpack = _HEAD.pack, _HEAD.unpack_from
 
 
 def tail(size: int) -> bytes:
-    """The known bytes of a message of a size."""
+    """Return the known bytes of a message of that size."""
     return (_FILL * (size // len(_FILL) + 1))[: size - LEAST_BYTES]
 
 
@@ -30,7 +30,7 @@ def make(producer: int, number: int, sent_ns: int, rest: bytes, kind: int = DATA
 
 @attrs.define
 class ReceiveCheck:
-    """The counts of a receiver, of all producers."""
+    """The counts of a receiver, over all producers."""
 
     received: int = 0
     twice: int = 0
@@ -49,7 +49,7 @@ class Order:
         self._tail = tail(size)
 
     def count(self, body: bytes) -> int:
-        """Count a message; its time of sending, 0 for an end mark or a damaged one."""
+        """Count a message. Return its time of sending; 0 for an end mark or a damaged message."""
         if body[LEAST_BYTES:] != self._tail:
             self.result.damaged += 1
             return 0
@@ -90,7 +90,7 @@ class QueueCheck:
     def __init__(self, producers: int, size: int) -> None:
         self.result = ReceiveCheck()
         self.at_end = False
-        self.receipts = [bytearray() for _ in range(producers)]  # receipts of each number
+        self.receipts = [bytearray() for _ in range(producers)]  # number of receipts of each message
         self._last = [-1] * producers
         self._tail = tail(size)
 
@@ -121,13 +121,13 @@ class QueueCheck:
 
 
 def count_lost(nexts: list[int], missing: list[int], sent: list[int]) -> int:
-    """Messages that one consumer never received. By producer: the next number, missing numbers before it, and sent."""
+    """Return how many messages one consumer never received. By producer: next number, missing ones before it, sent."""
     behind = sum(max(0, count - received) for count, received in zip(sent, nexts, strict=True))
     return behind + sum(missing)
 
 
 def audit_shares(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
-    """The numbers of messages lost and received again, by the receipts of each worker and producer."""
+    """Return the numbers of lost and repeated messages, from the receipts of each worker and producer."""
     lost = twice = 0
     for producer, count in enumerate(sent):
         total = _sum([part[producer][:count] for part in parts], count)
@@ -138,5 +138,5 @@ def audit_shares(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
 
 
 def _sum(receipts: list[bytes], count: int) -> bytes:
-    """Byte by byte, as one long number: no byte carries into the next, see TIMES_MOST."""
+    """Add byte by byte, as one long number: no byte carries into the next, see TIMES_MOST."""
     return sum(int.from_bytes(one, "little") for one in receipts).to_bytes(count, "little")

@@ -47,12 +47,12 @@ class Plan:
         return self.workers or self.consumers
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON output."""
+        """Return the options for the JSON output."""
         return {key: value for key, value in attrs.asdict(self).items() if key not in ("json", "plot")}
 
 
 def make(options: dict[str, Any]) -> Plan:
-    """The plan of the command line's options (None: not given). Raises BadConfig."""
+    """Return the plan of the command line's options (None: not given). Raises BadConfig."""
     workers, consumers, messages, seconds = (options[name] for name in ("workers", "consumers", "messages", "seconds"))
     if workers and consumers is not None:
         raise BadConfig(
@@ -147,7 +147,7 @@ def _files(plan: Plan) -> None:
 
 
 def describe(plan: Plan) -> str:
-    """A line for people."""
+    """Return a description of the run in one line."""
     receivers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
     ahead = f", {plan.prefetch} claimed at once" if plan.prefetch > 1 else ""

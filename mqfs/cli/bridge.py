@@ -143,7 +143,7 @@ def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None
 
 
 def secret(path: str | None) -> str:
-    """The content of a file of a token or a password; empty without one. Raises BadConfig."""
+    """Return the content of a file of a token or a password; "" without a file. Raises BadConfig."""
     if path is None:
         return ""
     try:

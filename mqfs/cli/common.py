@@ -1,12 +1,12 @@
-"""Whose files a command works on: run by root, it acts as their owner, as their server does.
+"""The user of a command that works on files: run by root, it acts as their owner, as their server does.
 
-What root would make among them, the server's user could not read, and the next start would be refused:
+The server's user could not read files that root makes among its own, and the next start would be refused:
 
     /var/lib/mqfs   mqfs:mqfs 700      check --fix, by root     its repaired segments belong to mqfs
 
-Modules that are still to be imported may be closed to that user: import them first.
+That user may not be able to read modules that are imported later: import them first.
 
-And values of the command line: callbacks of click, which refuse a wrong one as a wrong command line.
+Also values of the command line: callbacks of click, which report an invalid one as a usage error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mqfs.syntax.duration import parse_duration
 
 
 def become(user: str) -> None:
-    """Be another user, with its groups.
+    """Act as another user, with its groups.
 
     Args:
         user: A name, or a number in decimal.
@@ -41,16 +41,16 @@ def become(user: str) -> None:
 
 
 def become_owner(path: str) -> str:
-    """As root, be the owner of a file or directory; of one that does not exist, of the directory nearest above it.
+    """If root, act as the owner of a file or directory; if it does not exist, of the nearest directory above.
 
     Args:
         path: The file or directory; links are followed.
 
     Returns:
-        The name of the user, or its number where it has none; empty where this process stays who it is.
+        The name of the user, or its number if it has no name; empty if this process keeps its user.
 
     Raises:
-        OSError: It cannot be looked at.
+        OSError: The path cannot be examined.
     """
     if os.geteuid() != 0:
         return ""
@@ -75,7 +75,7 @@ def become_owner(path: str) -> str:
 
 
 def duration(context: click.Context, option: click.Parameter, value: str) -> int:
-    """A callback of click: the nanoseconds of a duration. Raises BadParameter."""
+    """Return the nanoseconds of a duration, as a callback of click. Raises BadParameter."""
     try:
         return parse_duration(value)
     except BadCommand as error:
@@ -83,24 +83,24 @@ def duration(context: click.Context, option: click.Parameter, value: str) -> int
 
 
 def duration_s(context: click.Context, option: click.Parameter, value: str) -> float:
-    """As `duration`, in seconds."""
+    """Return the seconds of a duration, as `duration` does."""
     return duration(context, option, value) / 1e9
 
 
 def more_than_0(context: click.Context, option: click.Parameter, value: str) -> int:
-    """As `duration`, of a time that is not 0."""
+    """Return the nanoseconds of a duration that is not 0, as `duration` does."""
     if not (ns := duration(context, option, value)):
         raise click.BadParameter(f"{value!r} (expected more than 0)")
     return ns
 
 
 def wait_s(context: click.Context, option: click.Parameter, value: str) -> float:
-    """As `more_than_0`, in seconds."""
+    """Return the seconds of a duration that is not 0, as `duration` does."""
     return more_than_0(context, option, value) / 1e9
 
 
 def addresses(context: click.Context, argument: click.Parameter, value: str | None) -> str | None:
-    """A callback of click: the address of a server, or several with commas between; None: not given. Raises
+    """Return the address of a server, or several separated by commas, as a callback of click; None: not given. Raises
     BadParameter."""
     try:
         if value is not None:

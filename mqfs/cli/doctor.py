@@ -1,4 +1,4 @@
-"""`mqfs doctor`: whether this machine has what a server needs, a line for each thing looked at, with the remedy."""
+"""`mqfs doctor`: whether this machine has what a server needs, a line for each check, with the remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.server.options import read_file
 
 OK, WARN, BAD = "ok", "warn", "bad"
-DESCRIPTORS = 65_536  # a connection, an open segment, a ring: one each
+DESCRIPTORS = 65_536  # one for each connection, open segment and ring
 ROOM_BYTES, LITTLE_BYTES = 1 << 30, 64 << 20
 SYNCS, SYNC_BYTES, SLOW_S = 64, 4096, 0.05
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs")
@@ -36,7 +36,7 @@ _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronized
 
 
 class Finding(NamedTuple):
-    """A thing that was looked at. `remedy`: what to do; empty: nothing."""
+    """The result of a check. `remedy`: what to do; empty: nothing."""
 
     level: str
     subject: str
@@ -60,7 +60,7 @@ def doctor(store: str | None, token_file: str | None, replica: str | None, confi
     """
     settings: dict[str, object] = {}
     if config is not None:
-        with contextlib.suppress(errors.BadConfig):  # it is looked at below, as who the server is
+        with contextlib.suppress(errors.BadConfig):  # checked below, as the server's user
             settings = read_file(config)
     store, token_file = store or _text(settings.get("store")), token_file or _text(settings.get("token_file"))
     replica = replica or _text(settings.get("replica"))
@@ -86,10 +86,10 @@ def _text(value: object) -> str | None:
 
 
 def _user(path: str | None, replica: str | None) -> Iterator[Finding]:
-    """Be who the server is: what root may read and write says nothing of that user."""
+    """Become the server's user: root's access says nothing about that user's."""
     for name in ("mqfs.fuse.mount", *(["mqfs.replica.log", "mqfs.replica.objects"] if replica else [])):
         with contextlib.suppress(ImportError, errors.MountError):
-            importlib.import_module(name)  # here, as the installation may be closed to that user
+            importlib.import_module(name)  # here, as that user may not be able to read the installation
     if path is not None and (user := become_owner(path)):
         yield Finding(OK, "user", f"{user}, as of {path}")
 
@@ -107,7 +107,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _native() -> Iterator[Finding]:
-    """The parts in C: without them all works, several times as slowly, and there is no shared memory."""
+    """Check the parts in C. Without them all works, but several times as slowly and without shared memory."""
     for subject, reason in (("records in C", batch.MISSING), ("rings in C", ring.MISSING)):
         if reason:
             yield Finding(WARN, subject, reason, "gcc, libc6-dev and python3-dev, then mqfs installed again")
@@ -116,7 +116,7 @@ def _native() -> Iterator[Finding]:
 
 
 def _fuse() -> Iterator[Finding]:
-    """For --mount only."""
+    """Check FUSE, which only --mount needs."""
     if importlib.util.find_spec("pyfuse3") is None:
         yield Finding(WARN, "pyfuse3", "not installed", "libfuse3-dev, then pip install pyfuse3, to mount")
         return
@@ -152,7 +152,7 @@ def _descriptors() -> Iterator[Finding]:
 
 
 def _clock() -> Iterator[Finding]:
-    """`at`, `ttl` and the times of messages go by it."""
+    """Check the clock, which `at`, `ttl` and the times of messages depend on."""
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # struct timex has 208 bytes
     if state == _TIME_ERROR:
         yield Finding(WARN, "clock", "not synchronized", "a service such as chrony or systemd-timesyncd")
@@ -164,7 +164,7 @@ def _disk(store: str) -> Iterator[Finding]:
     folder = os.path.realpath(store)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
-    if not os.path.isdir(folder):  # a link that leads to itself, too
+    if not os.path.isdir(folder):  # also a link to itself
         yield Finding(BAD, "disk", f"{folder}: not a directory", "a directory, or a path that does not exist")
         return
     kind, missing = _filesystem(folder), "" if os.path.lexists(store) else f"{store}: does not exist yet; "
@@ -192,7 +192,7 @@ def _disk(store: str) -> Iterator[Finding]:
 
 
 def _keeper(store: str) -> Iterator[Finding]:
-    """The process that holds the rings of a store over a kill of its server; there is none while there are no rings."""
+    """Check the process that keeps a store's rings when its server is killed; without rings there is none."""
     if os.path.lexists(f"{store}/{fd_keeper.NAME}"):
         try:
             held = KeeperLink.held(store)
@@ -206,7 +206,7 @@ def _keeper(store: str) -> Iterator[Finding]:
 
 
 def _filesystem(path: str) -> str:
-    """The type of the file system that holds a path."""
+    """Return the type of the file system that holds a path."""
     number = os.stat(path).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -218,7 +218,7 @@ def _filesystem(path: str) -> str:
 
 
 def _sync_times(folder: str) -> list[float]:
-    """How long each fdatasync of a small append took, in seconds, ascending."""
+    """Return how long each fdatasync of a small append took, in seconds, ascending."""
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(SYNCS):
@@ -239,7 +239,8 @@ def _tokens(path: str) -> Iterator[Finding]:
 
 
 def _replica(url: str) -> Iterator[Finding]:
-    """Whether an engine answers and can fence, and what it promises. Files are not made: they would be this user's."""
+    """Check whether an engine answers and can fence, and report its promises. Make no files, which would be this
+    user's."""
     from mqfs.replica.log import open_log  # here, as it needs the package of its engine
 
     if (is_file := url.startswith("file://")) and importlib.util.find_spec("obstore") is not None:

@@ -24,14 +24,14 @@ from mqfs.cli.common import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import command_line, join, read_file
 
-ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in a module beside of its name
+ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in the module of its name
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 PROMOTE = "promote"  # the socket in the store of a standby
 FORCED = "the primary did not hand over: what it had not copied yet may be set aside in its store, in quarantine/"
 
 
 class Commands(click.Group):
-    """The commands. Those of other modules are imported when they are asked for: the shell completes in a moment."""
+    """The commands. Those of other modules are imported when requested, so that completion in the shell is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *ELSEWHERE])
@@ -179,7 +179,7 @@ def promote(store: str, wait_s: float) -> int:
 
 
 def _connect(sock: socket.socket, store: str) -> None:
-    """Connect to the socket in the store, whose path may be longer than an address of a socket."""
+    """Connect to the socket in the store, whose path may be longer than a socket's address permits."""
     try:
         folder = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -231,7 +231,7 @@ def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) ->
 
 
 def parse_point(text: str) -> Any:
-    """The Point of @SECONDS, @DATE or GROUP:SEQUENCE. Raises BadConfig."""
+    """Return the Point of @SECONDS, @DATE or GROUP:SEQUENCE. Raises BadConfig."""
     from mqfs.replica.restore import Point
 
     message = re.fullmatch(r"([^@].*|):([0-9]{1,18})", text)
@@ -239,7 +239,7 @@ def parse_point(text: str) -> Any:
 
 
 def parse_time(text: str) -> int:
-    """UNIX nanoseconds of @SECONDS or @DATE. Raises BadConfig."""
+    """Return UNIX nanoseconds of @SECONDS or @DATE. Raises BadConfig."""
     word = text.removeprefix("@")
     try:
         if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", word):
@@ -275,7 +275,7 @@ def main() -> NoReturn:
     except OSError as error:
         where = "standard output" if output_failed() else error.filename
         if where == "standard output" and isinstance(error, BrokenPipeError):
-            sys.exit(FAILED)  # as of click: its reader has what it wants
+            sys.exit(FAILED)  # as click does: the reader needs no more
         reason = error.strerror or str(error)
         fail(f"{where}: {reason}" if where else reason, FAILED)
 

@@ -99,7 +99,7 @@ async def _open(client: aio.AsyncClient, path: str) -> AsyncGroup:
 
 
 def _answered(tool: Callable[P, Awaitable[T]], error_class: type[Exception]) -> Callable[P, Awaitable[T]]:
-    """The tool, with the reason of each failure as its answer."""
+    """Return the tool with the reason of each failure as its answer."""
 
     @wraps(tool)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -112,14 +112,14 @@ def _answered(tool: Callable[P, Awaitable[T]], error_class: type[Exception]) -> 
 
 
 class Desk:
-    """The tools of one agent, and the claims that it holds."""
+    """The tools of one agent, and its claims."""
 
     def __init__(self, group: AsyncGroup) -> None:
         self._group = group
         self._handles: dict[str, AsyncClaims] = {}
-        # clients call tools in parallel, and one task at a time may claim by a handle: by stream, while one does
+        # One task at a time may claim by a handle, but clients call tools in parallel: a lock per stream, while in use.
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
-        self._opening = anyio.Lock()  # of handles: OPEN is a bound of them all
+        self._opening = anyio.Lock()  # guards opening handles, as OPEN limits them all
         self._claims: dict[str, AsyncClaim] = {}
 
     async def close(self) -> None:
@@ -178,7 +178,7 @@ class Desk:
         return "dead letter"
 
     async def _settle(self, name: str, how: Callable[[AsyncClaim], Awaitable[None]]) -> None:
-        """Settle a claim. After other errors than those of a lost one it is still held."""
+        """Settle a claim. It is kept after an error, unless the error says that it is lost."""
         try:
             await how(self._claim(name))
         except (Stale, Disconnected):
@@ -192,7 +192,7 @@ class Desk:
         return self._claims[name]
 
     async def _next(self, stream: str, deadline: float) -> AsyncClaim:
-        """Claim the next message. A consumer that was removed is made again. Raises TimeoutError."""
+        """Claim the next message. If the consumer was removed, make it again. Raises TimeoutError."""
         turn = self._turns.setdefault(stream, anyio.Lock())
         try:
             turn.acquire_nowait()
@@ -211,7 +211,7 @@ class Desk:
             turn.release()
 
     async def _handle(self, stream: str) -> AsyncClaims:
-        """The handle on a stream, by the task that has the turn of the stream."""
+        """Return the handle on a stream. The caller holds the stream's lock."""
         async with self._opening:
             handle = self._handles.get(stream)
             if handle is None:
@@ -269,7 +269,7 @@ def _require(what: str, value: float, least: float, most: float) -> None:
 
 
 def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
-    """`most`: bytes of its body. Of a longer one `bytes` says how long it is."""
+    """Return a message for an answer. `most`: bytes of its body; for a longer body `bytes` is its size."""
     body = bytes(message.body)
     return {
         "stream": message.topic,
@@ -282,7 +282,7 @@ def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
 
 
 def _text(body: bytes, start: int, most: int) -> tuple[str, int]:
-    """The text of the body from `start` on, within `most` bytes, and where it ends: no character is cut."""
+    """Return text of the body from `start`, within `most` bytes, and where it ends: no character is cut."""
     decoder, end = codecs.getincrementaldecoder("utf-8")("replace"), min(start + most, len(body))
     text = decoder.decode(body[start:end], final=end == len(body))
     return text, end - len(decoder.getstate()[0])

@@ -1,4 +1,4 @@
-"""`mqfs mount`: the tree of a server elsewhere as a mount that outlives that server."""
+"""`mqfs mount`: the tree of a remote server as a mount that outlives that server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("mqfs.mount")
 
 @attrs.frozen
 class Options:
-    """The mount: its server, its directory, and how long that server is waited for."""
+    """The options of a mount: its server, its directory, how long to wait for that server, and so on."""
 
     address: str
     directory: str
@@ -63,13 +63,13 @@ def mount(token_file: str | None, **options: Any) -> int:
 
 
 def may_others(options: Options) -> bool | None:
-    """Whether others may use the mount: unless asked for only where the server knows them."""
+    """Whether others may use the mount; None: the mount's default. Unless set, no where the server cannot know them."""
     knows = all(isinstance(one, UnixAddress) for one in parse_addresses(options.address)) and not options.user
     return options.allow_other if knows or options.allow_other is not None else False
 
 
 async def run(options: Options, notify: Callable[[str], None]) -> int:
-    """Connect, mount, serve until a signal, unmount; the exit code. Raises MqfsError where it could not start."""
+    """Connect, mount, serve until a signal, unmount. Return the exit code. Raises MqfsError if it could not start."""
     import trio
 
     from mqfs.fuse import mount as mounts
@@ -83,14 +83,14 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     mounts.others_allowed(allow_other)
     path = await trio.to_thread.run_sync(mounts.check_mountpoint, options.directory)
     session = Session(options.address, patience_s=options.patience_s, user=options.user, token=options.token)
-    terminal = Terminal()  # first: it looks whether SIGHUP is ignored
+    terminal = Terminal()  # first: it reads whether SIGHUP is ignored
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         refused: MqfsError | None = None
         stopping, starting = trio.Event(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_signal, signals, terminal, session, stopping, starting)
             try:
-                with starting:  # a server that does not answer is waited for
+                with starting:  # waits for a server that does not answer
                     link = await session.connect()
                     nursery.start_soon(session.run, link)
                     tree = await RemoteTree.of(session)
@@ -116,8 +116,8 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
 
 
 async def _until_signal(signals: AsyncIterator[int], terminal: Any, session: Any, stopping: Any, starting: Any) -> None:
-    """At a signal that ends it: set the event `stopping`, close the session, and cancel the scope `starting`, which
-    alone would wait for the answers to what was asked."""
+    """At a signal that ends the mount, set `stopping`, close the session, and cancel `starting`: a start in progress
+    would else wait for answers."""
     async for number in signals:
         if number != signal.SIGHUP or terminal.is_gone():
             log.info("%s: stopping", signal.Signals(number).name)

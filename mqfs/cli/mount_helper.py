@@ -1,9 +1,9 @@
-"""`mount.mqfs`: what mount(8) runs for `-t mqfs`, and so for lines of fstab.
+"""`mount.mqfs`: the program that mount(8) runs for `-t mqfs`, and so for lines of fstab.
 
     mount.mqfs SOURCE DIR [-sfnvr] [-o OPTION,...]
 
-SOURCE is a store, which is served, or the addresses of a server, as of `mqfs mount`. A child serves; this process ends
-when the mount is there, or is refused. Until then the child's standard error is a pipe to it:
+SOURCE is a store to serve, or the addresses of a server, as of `mqfs mount`. A child serves. This process ends when the
+tree is mounted, or the mount is refused. Until then the child's standard error is a pipe to it:
 
     parent   fork ── reads the pipe to its end ──────────────────► exit 0, or the lines of the pipe and 1 or 32
     child      └── mounts ── READY: NUL, the pipe is closed ── serves ── unmounted: ends
@@ -31,7 +31,7 @@ from mqfs.syntax.duration import parse_duration
 
 USAGE, FAILED = 1, 32  # of mount(8)
 READY = b"\0"  # ends the pipe of a child that has mounted
-# Those of mount(8) and systemd, and those that hold anyway.
+# Options of mount(8) and systemd, and options that hold anyway.
 IGNORED = {
     "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group", "exec",
     "noexec", "suid", "nosuid", "dev", "nodev", "async", "atime", "noatime", "relatime",
@@ -44,12 +44,12 @@ FILES = {"config", *(f.name.replace("_", "-") for f in attrs.fields(Options) if 
 
 @attrs.frozen
 class Request:
-    """What mount(8) asks for. `options`: of `mqfs serve` or `mqfs mount`, by their keys in a file."""
+    """The request of mount(8). `options`: of `mqfs serve` or `mqfs mount`, by their keys in a file."""
 
     source: str
     directory: str
     options: dict[str, Any]
-    user: str = ""  # to serve as
+    user: str = ""  # as whom to serve
     fake: bool = False
 
     @property
@@ -58,7 +58,7 @@ class Request:
 
 
 def is_address(source: str) -> bool:
-    """Whether it names a server; else a store."""
+    """Whether a source names a server; else it is a store."""
     try:
         return bool(parse_addresses(source))
     except BadAddress:
@@ -66,7 +66,7 @@ def is_address(source: str) -> bool:
 
 
 def parse(arguments: list[str]) -> Request:
-    """Raises BadConfig."""
+    """Parse the command line. Raises BadConfig."""
     try:
         flags, words = getopt.gnu_getopt(arguments, "sfnvrwo:t:")
     except getopt.GetoptError as error:
@@ -97,7 +97,7 @@ def parse(arguments: list[str]) -> Request:
 
 
 def _seconds(key: str, value: str) -> float:
-    """Raises BadConfig."""
+    """Return the seconds of a duration. Raises BadConfig."""
     try:
         return parse_duration(value) / 1e9
     except BadCommand as error:
@@ -105,7 +105,7 @@ def _seconds(key: str, value: str) -> float:
 
 
 def _add(options: dict[str, Any], key: str, value: str | None) -> None:
-    """Add an option: several of a list, and one without a value where that is a flag. Raises BadConfig."""
+    """Add an option: several values for a list, no value for a flag. Raises BadConfig."""
     kind, name = KINDS.get(key, "text"), key.replace("-", "_")
     if (kind == "flag") != (value is None):
         expected = key if kind == "flag" else f"{key}=VALUE"
@@ -119,7 +119,7 @@ def _add(options: dict[str, Any], key: str, value: str | None) -> None:
 
 
 def _path_of(key: str, value: str) -> str:
-    """The path in the value of an option; "/" where there is none."""
+    """Return the path in the value of an option; "/" if it has none."""
     if key in FILES:
         return value
     try:
@@ -133,15 +133,15 @@ def _path_of(key: str, value: str) -> str:
 
 
 def serve(request: Request, notify: Callable[[str], None]) -> int:
-    """Serve until the mount is taken away or a signal comes; the exit code. Raises MqfsError, OSError."""
+    """Serve until unmounted from outside or a signal comes. Return the exit code. Raises MqfsError, OSError."""
     if request.user:
         become(request.user)
     return serve_server(request, notify) if request.is_of_server else serve_store(request, notify)
 
 
 def serve_store(request: Request, notify: Callable[[str], None]) -> int:
-    """Serve a store. One that is in use is waited for a moment: an unmount returns before its server has ended."""
-    from mqfs.server.app import run  # here, so that a wrong option needs none of it
+    """Serve a store. Wait a moment for one that is in use: an unmount returns before its server has ended."""
+    from mqfs.server.app import run  # here, as a wrong option needs none of it
 
     values = dict(request.options)
     file = read_file(values.pop("config")) if "config" in values else {}
@@ -165,7 +165,7 @@ def serve_store(request: Request, notify: Callable[[str], None]) -> int:
 
 
 def serve_server(request: Request, notify: Callable[[str], None]) -> int:
-    """Serve the tree of a server elsewhere."""
+    """Serve the tree of a remote server."""
     import trio  # here, as above
 
     from mqfs.cli import mount
@@ -187,7 +187,7 @@ def serve_server(request: Request, notify: Callable[[str], None]) -> int:
 
 
 def detach(state: str) -> None:
-    """At READY=1: say so, and leave the terminal."""
+    """Report READY=1 to the parent, and leave the terminal."""
     if state == "READY=1":
         from mqfs.server import logs
 
@@ -224,7 +224,7 @@ def be_child(request: Request, pipe: int) -> NoReturn:
 
 
 def mount(request: Request) -> int:
-    """Mount, and return when that is done: the exit code of mount(8). Prints what went wrong."""
+    """Mount, and return the exit code of mount(8) when that is done. Prints failures."""
     ours, theirs = os.pipe()
     if not (child := os.fork()):
         os.close(ours)
@@ -241,7 +241,7 @@ def mount(request: Request) -> int:
 
 
 def main() -> NoReturn:
-    """The entry point: one line for every failure, no traceback."""
+    """Run `mount.mqfs`: one line for every failure, no traceback."""
     open_standard_files()
     try:
         request = parse(sys.argv[1:])

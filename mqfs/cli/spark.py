@@ -53,7 +53,7 @@ ALWAYS = (AT, USER, TOKEN, MASTER, CONF, JSON)
 
 
 def _source(options: dict[str, Any], streams: tuple[str, ...] = ()) -> Any:
-    """Remove the options of a server; its Source. Raises BadConfig, OSError."""
+    """Remove the options of a server, and return its Source. Raises BadConfig, OSError."""
     from pyspark_mqfs.commands.sources import Source
 
     address, user, file = options.pop("at"), options.pop("user"), options.pop("token_file")
@@ -63,12 +63,12 @@ def _source(options: dict[str, Any], streams: tuple[str, ...] = ()) -> Any:
 
 
 def _optional_source(options: dict[str, Any], streams: tuple[str, ...]) -> Any:
-    """The Source of a command that may also read an archive only; None without options of a server."""
+    """Return the Source of a command that may also read only an archive; None without options of a server."""
     return _source(options, streams) if options["at"] or streams or options["pattern"] else None
 
 
 def _needs_spark(function: F) -> F:
-    """Raise BadConfig where pyspark is not installed."""
+    """Wrap a command to raise BadConfig if pyspark is not installed."""
 
     @wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
@@ -96,7 +96,7 @@ def _check(check: Callable[[], None]) -> None:
 def _run(
     options: dict[str, Any], name: str, request: Any, act: Callable[[Any, Any, Any], dict[str, Any]], summary: Any
 ) -> int:
-    """Check the request, `act` on it in a session, print its result by `summary` or as JSON; the exit code."""
+    """Check the request, `act` on it in a session, print its result by `summary` or as JSON; return the exit code."""
     from mqfs.server.logs import Progress
     from pyspark_mqfs.commands import session
 

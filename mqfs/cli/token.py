@@ -36,11 +36,11 @@ from mqfs.syntax.lines import (
     print_path,
 )
 
-_HASHED = re.compile(rb"\s*\S+\s+%b([0-9A-Za-z]{1,32}):" % MARK.encode())  # begins a line
+_HASHED = re.compile(rb"\s*\S+\s+%b([0-9A-Za-z]{1,32}):" % MARK.encode())  # at the beginning of a line
 
 
 def _of_file(do: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first argument is the path of the file that two options name."""
+    """Make a command of a function whose first argument is the path of the file that two options name."""
 
     @click.option("--token-file", metavar="FILE", help="File of tokens, as of serve.")
     @click.option("--config", metavar="FILE", help="TOML file of serve that names the file of tokens.")
@@ -125,7 +125,7 @@ def revoke(file: str, token_id: str) -> None:
 
 
 def _id_of(file: str, number: int, line: bytes) -> str | None:
-    """The ID of the token of a line, also of a malformed one; None: it has none."""
+    """Return the ID of the token on a line, also of a malformed one, or None if there is none."""
     if not is_token(line):
         return None
     try:
@@ -136,7 +136,7 @@ def _id_of(file: str, number: int, line: bytes) -> str | None:
 
 
 def _warn(file: str, lines: list[bytes]) -> None:
-    """Name the lines whose users the system does not know. Raises BadConfig."""
+    """Print the lines whose users the system does not know. Raises BadConfig."""
     for where, line in parse_lines(file, b"\n".join(lines)):
         if identity.user_number(line.user) is None:
             why = (
@@ -146,7 +146,7 @@ def _warn(file: str, lines: list[bytes]) -> None:
 
 
 def _lines(file: str) -> list[bytes]:
-    """As the server reads them; root may edit the file of any server's user."""
+    """Return the lines as the server reads them. Root may edit the file of any server's user."""
     try:
         owner = os.stat(file).st_uid if os.geteuid() == 0 else os.geteuid()
     except OSError as error:
@@ -159,7 +159,7 @@ def _unreadable(file: str, error: OSError) -> BadConfig:
 
 
 def _moment(word: str) -> float:
-    """Raises BadCommand."""
+    """Return the time of an expiry. Raises BadCommand."""
     if not word[:1].isdigit() or word[-1] not in "smhd":
         return parse_moment(word)
     try:
@@ -170,9 +170,12 @@ def _moment(word: str) -> float:
 
 @contextlib.contextmanager
 def locked(file: str, *, make: bool = False, check: bool = True) -> Iterator[list[bytes]]:
-    """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600.
-    `make`: where it is not there. Raises BadConfig, and leaves it as it was, where the server could not read it then,
-    or, if `check`, would refuse it."""
+    """Yield the lines of a file, to be edited by one process at a time.
+
+    The file is replaced by a rename, with its owner and mode 600. `make`: make it if it does not exist. Raises
+    BadConfig, and leaves the file as it was, if the server could not read the result, or, with `check`, would refuse
+    it.
+    """
     descriptor = _lock(file, os.O_CREAT if make else 0)
     try:
         lines = _lines(file)
@@ -191,7 +194,7 @@ def locked(file: str, *, make: bool = False, check: bool = True) -> Iterator[lis
 
 
 def _replace(file: str, data: bytes, status: os.stat_result) -> None:
-    """Put a new file of that owner in its place, on disk: a power cut must not bring a revoked token back."""
+    """Replace the file with a new one of the same owner, on disk: a power cut must not bring a revoked token back."""
     disk, folder = Disk(), os.path.dirname(file)
     made, beside = tempfile.mkstemp(prefix=f"{os.path.basename(file)}.", dir=folder)  # of mode 600
     with removed_on_error(disk, beside):
@@ -206,7 +209,7 @@ def _replace(file: str, data: bytes, status: os.stat_result) -> None:
 
 
 def _lock(file: str, flags: int) -> int:
-    """The file open and locked. One that another editor replaced meanwhile is opened again. Raises BadConfig."""
+    """Return the file open and locked. If another editor replaced it meanwhile, open it again. Raises BadConfig."""
     while True:
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
