@@ -266,7 +266,7 @@ class Collector:
     """Read messages from a handle; each read claims one."""
 
     def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
-        """`most`: how many messages at most. `room` reserves a place for one more, and returns whether it could."""
+        """`most`: the most messages to read. `room` reserves a place for one more, and returns whether it could."""
         self._call, self._handle, self._most, self._room = call, handle, most, room
         self.size = self._charged = 0  # bytes
 

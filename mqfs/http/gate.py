@@ -218,7 +218,7 @@ class Proxies:
     """The proxies: networks, and users of this machine that connect by a unix socket."""
 
     def __init__(self, proxies: Iterable[str] = ()) -> None:
-        """Raises BadAddress."""
+        """Parse networks and users (`user:NAME`). Raises BadAddress."""
         parsed = list(map(parse_proxy, proxies))
         self._networks = tuple(one for one in parsed if not isinstance(one, int))
         self._users = frozenset(one for one in parsed if isinstance(one, int))

@@ -200,7 +200,7 @@ async def _append(call: Call, turn: Turn) -> Answer:
         return found
     catalog, stream, config = found
     async with catalog.lock_of(stream).held(call):
-        call.group.log.require_writable(messages=True)  # if not, what a repeat finds may not be on disk
+        call.group.log.require_writable(messages=True)  # after a failure a repeated append may not be on disk
         state = await catalog.state(call, stream)
         if (refused := _refused(call, config, state, producer)) is not None:
             return refused
