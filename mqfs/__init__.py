@@ -1,7 +1,7 @@
 """Message queues as files: directories are groups, files are streams, plain read and write is the API.
 
-The library and the classes of its errors are attributes of this module. Each is loaded when it is first asked for, so
-that `import mqfs` alone costs nothing.
+The library and the classes of its errors are attributes of this module. Each is loaded on first use, so that
+`import mqfs` alone costs nothing.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first asked for."""
+    """Load an attribute on its first use."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _PLACES:

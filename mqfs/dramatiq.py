@@ -1,12 +1,12 @@
-"""A broker of dramatiq, which keeps its messages in mqfs.
+"""A broker for dramatiq that keeps messages in mqfs.
 
     import dramatiq
     from mqfs.dramatiq import MqfsBroker
     dramatiq.set_broker(MqfsBroker())            # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
 
-A queue is a stream of a group with `deliver one`. A delayed message lies in the server until it is due: there are no
-delay queues. A worker that is killed loses its claims at once, and others begin its messages. What dramatiq gives up
-is a dead letter of the group: `mq redrive` brings it back.
+A queue is a stream of a group with `deliver one`. A delayed message waits in the server until it is due; there are no
+delay queues. A worker that is killed loses its claims at once, and other workers get its messages. A message that
+dramatiq gives up becomes a dead letter of the group; `mq redrive` sends it back.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mqfs.syntax.names import stream_name
 GROUP = "dramatiq"
 SETTINGS = ("deliver one", "replay off")
 _LOOK_S = 0.02
-_ORDINARY, _HIGHEST = 5, 9  # of mqfs
+_ORDINARY, _HIGHEST = 5, 9  # priorities of mqfs
 log = logging.getLogger("mqfs.dramatiq")
 
 
 class MqfsBroker(Broker):
-    """A broker over a server of mqfs. A process that is forked from one that has it connects again."""
+    """A broker over a server of mqfs. A forked child makes a connection of its own."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class MqfsBroker(Broker):
 
         Args:
             address: See `mqfs.connect`.
-            group: The path of the group; it is made where it is missing.
+            group: The path of the group; it is made if it is missing.
             token: See `mqfs.connect`.
             middleware: See `dramatiq.Broker`.
 
         Raises:
             Disconnected: No server answers.
             Denied: The user, or the token, is refused.
-            Busy: The group is in use, and without `deliver one`.
+            Busy: The group is in use without `deliver one`.
         """
         super().__init__(middleware)
         self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
         self._claimed = _Claimed()
         self._dial, self._path = partial(connect, address, token=token), group
-        self._lock = threading.Lock()  # held in a child that connects
+        self._lock = threading.Lock()  # held while a forked child connects
         self._connect()
 
     def _connect(self) -> None:
@@ -78,15 +78,15 @@ class MqfsBroker(Broker):
 
     @property
     def group(self) -> Group:
-        """The group of its queues. Raises Disconnected in a child that cannot connect."""
-        if self._process != os.getpid():  # uWSGI, say, loads a program and then forks
+        """The group of its queues. Raises Disconnected in a forked child that cannot connect."""
+        if self._process != os.getpid():  # for example, uWSGI loads a program and then forks
             with self._lock:
                 if self._process != os.getpid():
                     self._connect()
         return self._group
 
     def close(self) -> None:
-        """Close the connection; what its consumers claimed is requeued."""
+        """Close the connection; messages that its consumers have claimed are requeued."""
         self._client.close()
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
@@ -94,14 +94,14 @@ class MqfsBroker(Broker):
 
         Args:
             queue_name: The queue.
-            prefetch: Messages that are claimed and not acknowledged, at most.
+            prefetch: The most messages that are claimed and not acknowledged.
             timeout: How long `next` waits for a message, in milliseconds.
 
         Returns:
-            An iterator of messages, and of None where none came in time.
+            An iterator of messages; None stands for a timeout.
 
         Raises:
-            QueueNotFound: It was not declared.
+            QueueNotFound: The queue was not declared.
         """
         self._require(queue_name)
         try:
@@ -113,10 +113,10 @@ class MqfsBroker(Broker):
         """Make a queue, unless it exists.
 
         Args:
-            queue_name: Its name: any text, but not that of the group's stream of dead letters, `dead`.
+            queue_name: Its name: any text, except that of the group's stream of dead letters, `dead`.
 
         Raises:
-            BadName: It is.
+            BadName: It is the name of the stream of dead letters.
         """
         if queue_name not in self.queues:
             require_queue(self.group, queue_name)
@@ -130,19 +130,19 @@ class MqfsBroker(Broker):
 
         Args:
             message: The message.
-            delay: How long it is held back, in milliseconds. None: not at all.
+            delay: How long it is delayed, in milliseconds. None: not at all.
 
         Returns:
             The message.
 
         Raises:
-            QueueNotFound: Its queue was not declared.
-            ConnectionClosed: The outcome is unknown.
+            QueueNotFound: The queue was not declared.
+            ConnectionClosed: The connection was lost; the outcome is unknown.
         """
         try:
             self._publish(message, delay)
         except BaseException:
-            # A retry has the id of its message. dramatiq logs the error and acknowledges that message.
+            # A retry has the id of its message. dramatiq only logs the error and then acknowledges that message.
             if (claimed := self._claimed.get(message.message_id)) is not None:
                 claimed.is_retry_lost = True
             raise
@@ -162,39 +162,39 @@ class MqfsBroker(Broker):
         self.emit_after("enqueue", message, delay)
 
     def flush(self, queue_name: str) -> None:
-        """Drop the messages of a queue, but for those that are delayed: they are in no queue yet.
+        """Drop the messages of a queue, except delayed ones, which are not in a queue yet.
 
         Args:
             queue_name: The queue.
 
         Raises:
-            QueueNotFound: It was not declared.
+            QueueNotFound: The queue was not declared.
         """
         self._require(queue_name)
         self.group.purge(queue_name)
 
     def flush_all(self) -> None:
-        """Drop the messages of all queues that were declared, but for those that are delayed."""
+        """Drop the messages of all declared queues, except delayed ones."""
         for queue_name in self.queues:
             self.flush(queue_name)
 
     def join(self, queue_name: str, *, timeout: int | None = None) -> None:
-        """Wait until all messages of a queue are processed, and those of all queues of the group that are delayed: the
-        server counts these of the group alone.
+        """Wait until all messages of a queue are processed, and until the group has no delayed messages, of any queue:
+        the server counts these for the whole group only.
 
         Args:
             queue_name: The queue.
             timeout: The most milliseconds to wait. None: without limit.
 
         Raises:
-            QueueJoinTimeout: They were not in time.
-            QueueNotFound: It was not declared.
+            QueueJoinTimeout: The time is over.
+            QueueNotFound: The queue was not declared.
         """
         self._require(queue_name)
         deadline = None if timeout is None else time.monotonic() + timeout / 1000
         while True:
             stats = self.group.stats()
-            stream = stats.streams.get(stream_name(queue_name))  # None: it was removed
+            stream = stats.streams.get(stream_name(queue_name))  # None: the stream was removed
             consumer = None if stream is None else stream.consumer
             if not stats.held and (consumer is None or not consumer.lag):
                 return
@@ -208,19 +208,19 @@ class MqfsBroker(Broker):
 
 
 class MqfsMessage(MessageProxy):
-    """A message with its claim. `free`: of the consumer that claimed it, which may have been replaced since."""
+    """A message with its claim. `free`: the prefetch semaphore of the consumer that claimed it."""
 
     def __init__(self, message: Message[Any], claim: Claim, free: threading.Semaphore) -> None:
         super().__init__(message)
         self.claim, self.free = claim, free
-        self.is_retry_lost = False  # it could not be enqueued again
+        self.is_retry_lost = False  # whether a retry of it could not be enqueued
 
 
-_Claimed = weakref.WeakValueDictionary[str, MqfsMessage]  # by its id: what the workers of a broker have
+_Claimed = weakref.WeakValueDictionary[str, MqfsMessage]  # by id: the messages that the workers of a broker have
 
 
 class MqfsConsumer(Consumer):
-    """The messages of a queue. One thread iterates, others settle."""
+    """A consumer of a queue. One thread iterates, others settle messages."""
 
     def __init__(self, claims: Claims, prefetch: int, timeout_s: float, claimed: _Claimed) -> None:
         self._claims, self._timeout_s, self._claimed = claims, timeout_s, claimed
@@ -235,16 +235,16 @@ class MqfsConsumer(Consumer):
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         for message in messages:
-            with contextlib.suppress(ConnectionClosed):  # `close` requeues it
+            with contextlib.suppress(ConnectionClosed):  # then `close` requeues the message
                 self._settle(message, Claim.release)
 
     def _settle(self, message: MessageProxy, how: Callable[[Claim], None]) -> None:
         assert isinstance(message, MqfsMessage)
         try:
             how(message.claim)
-        except (Disconnected, Stale) as error:  # the claim is void: nothing that dramatiq could try again
+        except (Disconnected, Stale) as error:  # the claim is void: a retry by dramatiq could not succeed
             log.warning("message %s was not settled, it is delivered again: %s", message.message_id, error)
-        except (DiskFull, StreamFull) as error:  # dramatiq tries it again after this one alone
+        except (DiskFull, StreamFull) as error:  # ConnectionClosed is the only error after which dramatiq retries
             raise ConnectionClosed(str(error)) from error
         message.free.release()
 
@@ -260,7 +260,7 @@ class MqfsConsumer(Consumer):
         return message
 
     def _receive(self) -> MqfsMessage | None:
-        """A message; None: none came in time, or what came is none."""
+        """Receive a message; None: no message came in time, or it was not one of dramatiq."""
         try:
             claim = self._claims.get(self._timeout_s)
         except TimeoutError:

@@ -3,15 +3,15 @@
     from mqfs.huey import MqfsHuey
     huey = MqfsHuey("shop")                      # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
 
-All is in groups below the one of huey's name, here `shop`:
+Its data is in groups below the one of huey's name, here `shop`:
 
-    tasks/queue             a stream of work, `deliver one`: a task is a claim until it was executed
-    schedule/queue          of each task that lies in the server until it is due, a row, which ends then by its ttl
+    tasks/queue             a work queue, `deliver one`: a task is a claim until it was executed
+    schedule/queue          a row for each delayed task in the server, which expires by its ttl when the task is due
     data/KEY, counters/KEY  a stream for each result, lock, revocation and counter: the newest message is the value
-    revoked/any             there is one from the first revocation on: until then a worker asks for no other
+    revoked/any             exists from the first revocation on: until then workers look for no revocations
 
-A worker that is killed loses its claims at once, and others begin its tasks. huey's own storages lose them, as their
-tasks are gone when they are dequeued; so does `MqfsStorage` alone, with another class than `MqfsHuey`.
+A worker that is killed loses its claims at once, and other workers execute its tasks. huey's own storages lose these
+tasks, as they remove a task when it is dequeued. So does `MqfsStorage` with another class than `MqfsHuey`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from mqfs.syntax.lines import quote_word
 from mqfs.syntax.names import stream_name
 
 QUEUE = "queue"
-_VERSIONS = 64  # messages of a key: older values, or the parts of one
+_VERSIONS = 64  # messages of a key: older values, or the parts of one value
 _VALUES = ("replay all", f"depth {_VERSIONS}", "idle 1m")
 _SETTINGS = {
     "tasks": ("deliver one", "replay off"), "schedule": ("replay all",), "data": _VALUES, "counters": _VALUES,
     "revoked": ("replay all", "depth 1"),
 }  # fmt: skip
 _ANY = "any"
-_REVOCATIONS = ("r:", "rt:")  # keys that begin so
-_SOON_S = 0.05  # that a task is waited for before the revocation of the one before is looked for
-_FRESH_S = 0.005  # for which an answer holds that nothing is revoked, if it came behind a claim
+_REVOCATIONS = ("r:", "rt:")  # prefixes of the keys of revocations
+_SOON_S = 0.05  # wait for the next task before the revocation of the last one is looked up
+_FRESH_S = 0.005  # validity of an answer, received after a claim, that nothing is revoked
 _DUE = "eta"  # a row's header: when its task is due, UNIX seconds
 _SEQUENCE = "delayed"  # a row's header: the sequence of the delayed message
 _HIGHEST = 9  # priority of mqfs
@@ -60,7 +60,7 @@ log = logging.getLogger("mqfs.huey")
 
 
 class Values(BaseStorage):  # type: ignore[misc]
-    """The connection, made when it is first used, and of a storage the results, locks and counters."""
+    """The part of a storage with results, locks and counters, and its connection, which is made on first use."""
 
     def __init__(
         self,
@@ -74,24 +74,25 @@ class Values(BaseStorage):  # type: ignore[misc]
         """Prepare a storage.
 
         Args:
-            name: The path of its group, which is made where it is missing.
+            name: The path of its group, which is made if it is missing.
             address: See `mqfs.connect`.
             token: See `mqfs.connect`.
-            utc: Whether times without a zone are UTC, as of `Huey`; False: local time.
+            utc: Whether times without a zone are UTC, as in `Huey`; False: local time.
             read_timeout: How long `dequeue` waits for a task, in seconds.
         """
         super().__init__(name)
         self._connect = partial(connect, address, token=token)
         self._zone = UTC if utc else None
         self._read_timeout = read_timeout
-        self._has_mark = False  # there was a revocation, made here or elsewhere
+        self._has_mark = False  # whether there was a revocation, made here or elsewhere
         self._begin()
         _storages.add(self)
 
     def _begin(self) -> None:
-        """Have no connection, as a child that was forked, where a thread of the parent may have had the lock."""
+        """Start without a connection, also in a forked child, where a thread of the parent may have held the lock."""
         self._lock = threading.Lock()
-        self._later = threading.local()  # `key`: what `delete_soon` is to delete; `unrevoked`: until when nothing was
+        # `key`: that `delete_soon` has to delete; `unrevoked`: monotonic time until which nothing counts as revoked.
+        self._later = threading.local()
         self._client: Client | None = None
         self._claims: Claims | None = None
         self._groups: dict[str, Group] = {}
@@ -105,7 +106,7 @@ class Values(BaseStorage):  # type: ignore[misc]
             client.close()
 
     def _group(self, name: str) -> Group:
-        """A group of ours; it is made, with its settings, where it is missing."""
+        """Return a group of the storage, after pending deletions; it is made, with its settings, if it is missing."""
         self._finish_deletion()
         return self._open_group(name)
 
@@ -118,11 +119,12 @@ class Values(BaseStorage):  # type: ignore[misc]
             return self._groups[name]
 
     def _look_up(self, group: Group, *keys: str | bytes) -> Callable[[], list[bool]]:
-        """Ask which keys there may be. Most that huey asks for are missing: it takes one round trip for all."""
+        """Send one request for whether keys may exist, and return a function that returns the answer. Most keys that
+        huey asks for are missing."""
         return group._link.look_up([f"{group.path}/{stream_name(_text(key))}" for key in keys])
 
     def _versions(self, group: Group, key: str | bytes) -> list[Message]:
-        """The messages of a key, the newest last."""
+        """Return the messages of a key, the newest last."""
         text = _text(key)
         if not self._look_up(group, key)()[0]:
             return []
@@ -142,7 +144,8 @@ class Values(BaseStorage):  # type: ignore[misc]
         return versions[-1].body if versions else EmptyData
 
     def peek_many(self, keys: Sequence[str | bytes]) -> dict[str | bytes, Any]:
-        """Most are missing: one round trip, and where none was ever revoked one look-up."""
+        """Return the values of those keys that have one. Most are missing, so all are looked up in one round trip; if
+        nothing was ever revoked, revocations need none."""
         if all(_text(key).startswith(_REVOCATIONS) for key in keys) and not self._is_any_revoked():
             self._later.key = None
             return {}
@@ -164,8 +167,8 @@ class Values(BaseStorage):  # type: ignore[misc]
         return f"{self.name}/revoked/{_ANY}"
 
     def delete_soon(self, key: str | bytes) -> None:
-        """Delete a revocation that mostly is not there, before the next call of this thread does anything else than to
-        look for those of the next task."""
+        """Delete a revocation, which mostly does not exist, later: before the next call of this thread that does more
+        than look for revocations of the next task."""
         self._finish_deletion()
         self._later.key, self._later.unrevoked = key, 0.0
 
@@ -178,7 +181,7 @@ class Values(BaseStorage):  # type: ignore[misc]
             self.pop_data(key)
 
     def pop_data(self, key: str | bytes) -> Any:
-        """One of several callers gets the value."""
+        """Remove a key and return its value; of several callers only one gets it."""
         versions = self._versions(self._group("data"), key)
         if not versions:
             return EmptyData
@@ -253,17 +256,17 @@ class MqfsStorage(Values):
     # ------------------------------------------------------------ the queue
 
     def enqueue(self, data: bytes, priority: float | None = None, id: str = "") -> None:
-        """With an `id` that came already, nothing."""
+        """Publish a task. A repeated `id` publishes nothing."""
         self._group("tasks").publish(QUEUE, data, priority=_priority(priority), id=id)
 
     def claim(self) -> Claim | None:
         """Claim the next task.
 
         Returns:
-            The claim, to be settled; None: there was no task within `read_timeout`.
+            The claim, to be settled by the caller; None: there was no task within `read_timeout`.
 
         Raises:
-            Disconnected: The server is away, and refuses to be waited for.
+            Disconnected: The server cannot be reached.
         """
         tasks = self._open_group("tasks")
         with self._lock:
@@ -302,7 +305,7 @@ class MqfsStorage(Values):
         return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
 
     def enqueued_items(self, limit: int | None = None) -> list[bytes]:
-        """Those that are executed now are among them."""
+        """Return the tasks of the queue, with those that are being executed."""
         tasks = _retained(self._group("tasks"), QUEUE)
         tasks.sort(key=lambda task: -int(task.headers["priority"]))
         return [task.body for task in tasks[: limit or None]]
@@ -317,9 +320,9 @@ class MqfsStorage(Values):
         return (ts if ts.tzinfo else ts.replace(tzinfo=self._zone)).timestamp()
 
     def add_to_schedule(self, data: bytes, ts: datetime, priority: float | None = None, id: str = "") -> None:
-        """With an `id` that came already, nothing."""
+        """Publish a task that is due at `ts`. A repeated `id` publishes nothing."""
         due = self._seconds(ts)
-        delay = due - time.time()  # by the clock of who looks at it when it comes
+        delay = due - time.time()  # by the local clock: a worker checks the ETA by its own, not the server's
         if delay <= 0:
             self.enqueue(data, priority)
             return
@@ -329,7 +332,7 @@ class MqfsStorage(Values):
             self._group("schedule").publish(QUEUE, data, ttl=delay, headers=headers)
 
     def read_schedule(self, ts: datetime) -> list[bytes]:
-        """Take out the tasks that will be due by `ts`. Those that are due now are in the queue already."""
+        """Remove and return the tasks that will be due by `ts`. Tasks that are due now are in the queue already."""
         latest = self._seconds(ts)
         return self._unschedule(latest) if latest > time.time() else []
 
@@ -357,9 +360,10 @@ class MqfsStorage(Values):
 
 
 class MqfsHuey(Huey):  # type: ignore[misc]
-    """huey over mqfs: a task is acknowledged when it was executed.
+    """huey over mqfs: a task is acknowledged after it was executed.
 
-    What cannot be executed, as an unknown task, is a dead letter of the group: `mq redrive` brings it back.
+    A task that cannot be executed, such as an unknown one, becomes a dead letter of the group; `mq redrive` sends it
+    back.
     """
 
     def __init__(self, name: str = "huey", **options: Any) -> None:
@@ -367,7 +371,7 @@ class MqfsHuey(Huey):  # type: ignore[misc]
 
         Args:
             name: The path of its group on the server.
-            **options: Those of `huey.Huey`, and of `MqfsStorage`.
+            **options: Options of `huey.Huey` and of `MqfsStorage`.
         """
         super().__init__(name, storage_class=MqfsStorage, **options)
         self.signal(SIGNAL_INTERRUPTED)(_release)
@@ -398,7 +402,7 @@ class MqfsHuey(Huey):  # type: ignore[misc]
 
     def delete(self, key: str) -> Any:
         if isinstance(self.storage, MqfsStorage) and sys._getframe(1).f_code is _EXECUTE:
-            self.storage.delete_soon(key)  # the revocation of a task that was executed: no answer is asked for
+            self.storage.delete_soon(key)  # the revocation of an executed task: huey does not use the result
             return None
         return super().delete(key)
 
@@ -406,7 +410,7 @@ class MqfsHuey(Huey):  # type: ignore[misc]
         if task.eta is None or not isinstance(self.storage, MqfsStorage):
             super().add_schedule(task)
             return
-        # A worker that is killed before it acknowledges this task leaves it to another, which adds it again.
+        # A worker that is killed before it acknowledges this task leaves it to another, which schedules it again.
         claim = getattr(task, "claim", None)
         id = "" if claim is None else f"scheduled {claim.sequence}"
         try:
@@ -420,7 +424,7 @@ class MqfsHuey(Huey):  # type: ignore[misc]
 
 
 def _release(signal: str, task: Any) -> None:
-    """A worker is stopped while it executes the task: let another begin it."""
+    """Release the claim of a task whose worker is stopped while it executes it, so that another worker gets it."""
     claim = getattr(task, "claim", None)
     if claim is not None:
         claim.release()
@@ -435,7 +439,7 @@ def _text(key: str | bytes) -> str:
 
 
 def _retained(group: Group, pattern: str = "#") -> list[Message]:
-    """The messages that are there, the newest last. Some may be evicted or removed meanwhile."""
+    """Return the retained messages, the newest last. Some may be evicted or removed meanwhile."""
     found: list[Message] = []
     with group.history(pattern=pattern) as messages:
         while True:
@@ -447,7 +451,7 @@ def _retained(group: Group, pattern: str = "#") -> list[Message]:
 
 
 def _drop(group: Group, stream: str, *sequences: str) -> bool:
-    """Remove messages. False: one of them had gone."""
+    """Remove messages. False: one of them was removed before."""
     try:
         group.ctl(f"drop {quote_word(stream_name(stream))} {' '.join(sequences)}")
     except NotFound:

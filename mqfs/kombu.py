@@ -1,19 +1,19 @@
-"""A transport of kombu, so that Celery keeps its tasks in mqfs.
+"""A transport for kombu, with which Celery keeps its tasks in mqfs.
 
     import mqfs.kombu
     app = Celery(broker_url="mqfs://")           # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
     app = Celery(broker_url="mqfs://:TOKEN@host:5640/jobs")
     app = Celery(broker_url="mqfs://:TOKEN@one:5640/jobs;mqfs://:TOKEN@two:5640/jobs")     # a primary and its standby
 
-All is in three groups below the one that the URL names, `celery` where it names none:
+The data is in three groups below the one in the URL, by default `celery`:
 
-    queues/QUEUE                a stream of work, `deliver one`: a delivery is a claim, which ends with the connection
-    bindings/EXCHANGE KEY QUEUE a stream for each binding, without messages unless its name is too long for these
-    temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer, and
-                                whether it had one; if not, they count from that message on
+    queues/QUEUE                a work queue, `deliver one`: a delivery is a claim, which ends with the connection
+    bindings/EXCHANGE KEY QUEUE a stream for each binding; only if its name is shortened it has a message, with the text
+    temporary/QUEUE             for each queue that expires: its message has the seconds that it lives without a
+                                consumer, and whether it has one; if not, the time of that message is when they begin
 
-A task with an ETA lies in the server until then; one that is too long for that is held by a worker. A worker that is
-killed loses its claims at once, and others begin its tasks.
+A task with an ETA waits in the server until then; a task that is too large for that is held by a worker. A worker that
+is killed loses its claims at once, and other workers execute its tasks.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from mqfs.errors import (
 from mqfs.syntax.names import is_shortened, stream_name
 
 GROUP = "celery"
-EVENTS = "celeryev"  # the exchange of what workers tell about themselves and their tasks
-TEMPORARY_S = 60  # a queue with `auto_delete` ends after this, unless it says when
+EVENTS = "celeryev"  # the exchange for events of workers and tasks
+TEMPORARY_S = 60  # life of a queue with `auto_delete` after its last consumer, unless it has `x-expires`
 PURGED_AT_ONCE = 1_024  # messages
 _QUEUES = ("deliver one", "replay off", "protect off")
-_SEPARATOR = "\x1f"  # of the parts of a binding's name
+_SEPARATOR = "\x1f"  # between the parts of a binding's name
 log = logging.getLogger("mqfs.kombu")
 
 
@@ -68,13 +68,14 @@ class QueueClaims:
 
     def __init__(self, claims: Claims, arrived: threading.Event) -> None:
         self.claims = claims
-        self.is_ready = False  # `get` hardly waits
-        self.is_cancelled = False  # it is to be closed once what it delivered is settled
+        self.is_ready = False  # whether `get` returns without a long wait
+        self.is_cancelled = False  # whether to close it once its deliveries are settled
         self._is_armed, self._arrived = False, arrived
-        self._again_at, self._again_s = inf, 0.0  # while the server is away: when to try to reach it, and for how long
+        self._again_at, self._again_s = inf, 0.0  # while disconnected: when to connect again, and how long to try
 
     def arm(self) -> float:
-        """Begin to claim a message, unless that was begun. Returns when `is_ready` is to be looked at all the same."""
+        """Begin to claim a message, if no claim is under way. Returns the monotonic time at which `is_ready` has to be
+        checked at the latest."""
         if not self._is_armed:
             self._is_armed, self._again_at, self._again_s = True, inf, 0.0
             try:
@@ -93,19 +94,19 @@ class QueueClaims:
         self._arrived.set()
 
     def get(self) -> Claim | None:
-        """A claim that is there; what `arm` began is taken back else. Raises EOFError, NotFound: the queue was removed,
-        after a loss of the connection NotFound."""
+        """Return a claim that is there, or cancel the one begun by `arm` and return None. Raises EOFError if the queue
+        was removed; NotFound if that happened while the connection was lost."""
         wait_s, self._again_s = self._again_s, 0.0
         self._is_armed = self.is_ready = False
         try:
             return self.claims.get(wait_s)
         except (TimeoutError, Interrupted):
             return None
-        except Stale:  # an acknowledgement that failed: its message comes again
+        except Stale:  # an acknowledgement failed: its message is redelivered
             return None
 
     def give_back(self) -> None:
-        """Claim no more for now."""
+        """Cancel the claim begun by `arm`, or release the message that it got."""
         with contextlib.suppress(EOFError, NotFound):
             if self._is_armed and (claim := self.get()) is not None:
                 claim.release()
@@ -118,11 +119,12 @@ class QoS(virtual.QoS):
         self._settle(delivery_tag, Claim.ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Requeueing counts as failed: what kills its worker each time becomes a dead letter."""
+        """Reject a message. Requeueing counts as a failed delivery, so a message that kills its worker each time
+        becomes a dead letter."""
         self._settle(delivery_tag, Claim.nack if requeue else lambda claim: claim._give_up("rejected"))
 
     def _settle(self, delivery_tag: str, how: Callable[[Claim], None]) -> None:
-        """After other errors than those of a lost claim it is still to be settled."""
+        """Settle a message and forget it. After an error it is forgotten only if its claim was lost."""
         claim = self.channel.claims.get(delivery_tag)
         try:
             if claim is not None:
@@ -135,16 +137,16 @@ class QoS(virtual.QoS):
     def _forget(self, delivery_tag: str) -> None:
         super().ack(delivery_tag)
         self.channel.forget(delivery_tag)
-        self.channel.connection.arrived.set()  # a thread that waits may consume again
+        self.channel.connection.arrived.set()  # wake a waiting thread: the prefetch limit may allow another message
 
     def restore_unacked(self) -> list[Any]:
-        """Raises, once all were tried, why one was not restored."""
+        """Release all unacknowledged messages. Raises the first error after all were tried."""
         failures = []
         for delivery_tag in list(self.channel.claims):
             try:
                 self._settle(delivery_tag, Claim.release)
             except Stale:
-                pass  # it is requeued
+                pass  # the server has requeued it
             except MqfsError as error:
                 failures.append(error)
         self._flush()
@@ -153,7 +155,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Nothing: the server requeues what a channel had when it ends."""
+        """Do nothing at exit: the server requeues the messages of a closed channel."""
         self._on_collect.cancel()
 
 
@@ -165,17 +167,18 @@ class Channel(virtual.Channel):
     do_restore = False
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
-        self.claims: dict[str, Claim] = {}  # of what was delivered, by delivery tag
+        self.claims: dict[str, Claim] = {}  # claims of unsettled deliveries, by delivery tag
         self._sources: dict[str, QueueClaims] = {}
-        self._ending = threading.Lock()  # of sources
+        self._ending = threading.Lock()  # guards the closing of sources
         self._without_ack: set[str] = set()
-        self._turn = 0  # so that no queue waits for another
+        self._turn = 0  # rotates the order in which queues are served
         super().__init__(connection, **kwargs)
 
     # ------------------------------------------------------------ publishing
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """An event while the server is away is dropped: a worker would try it again, and not end before."""
+        """Publish a message. An event while the server is disconnected is dropped: a worker would retry it for ever,
+        and could not stop."""
         try:
             super().basic_publish(message, exchange, routing_key, **kwargs)
         except Disconnected as error:
@@ -184,7 +187,7 @@ class Channel(virtual.Channel):
             log.info("an event was dropped: %s", error)
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Text stays text, so that people can read it in the stream."""
+        """Encode a body. Text stays text, so that people can read it in the stream."""
         if isinstance(body, bytes):
             try:
                 return body.decode(), None
@@ -227,11 +230,11 @@ class Channel(virtual.Channel):
             self._remove_expired(queue)
 
     def _note_use(self, queue: str, expires_s: float, is_used: bool) -> None:
-        """Say of a queue that is to end that it has a consumer, or has none from now on."""
+        """Record that a queue that expires has a consumer, or has none from now on."""
         self.connection.temporary.publish(queue, json.dumps({"expires_s": expires_s, "used": is_used}))
 
     def _note_consumer(self, queue: str) -> None:
-        """Say that a queue has a consumer, if it is to end."""
+        """Record that a queue has a consumer, if the queue expires."""
         temporary = self.connection.temporary
         if temporary._link.look_up([f"{temporary.path}/{stream_name(queue)}"])()[0]:
             rows = [message.json() for message in temporary.history(pattern=queue) if message.topic == queue]
@@ -239,10 +242,10 @@ class Channel(virtual.Channel):
                 self._note_use(queue, rows[-1]["expires_s"], True)
 
     def _remove_expired(self, new: str = "") -> None:
-        """Remove the queues without a consumer whose time has passed, but not a `new` one. The end of a consumer is
-        seen here: that of a program which was killed, too."""
+        """Remove the queues that have expired without a consumer, but not the queue `new`. Also notices that a queue
+        has lost its last consumer, even one that was killed."""
         self.connection.look_at = time.monotonic() + TEMPORARY_S
-        self.connection.temporary.publish("", json.dumps({"expires_s": 0}))  # its time is now, by the server's clock
+        self.connection.temporary.publish("", json.dumps({"expires_s": 0}))  # its time gives now by the server's clock
         rows = {message.topic: (message.time_ns, message.json()) for message in self.connection.temporary.history()}
         (now_ns, _), present = rows.pop(""), self.connection.queues.stats().streams
         rows.pop(new, None)
@@ -262,7 +265,8 @@ class Channel(virtual.Channel):
         return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
 
     def _purge(self, queue: str) -> int:
-        """Not by clearing the stream: what its consumers have comes again if they are killed."""
+        """Acknowledge all waiting messages. The stream is not cleared, as messages claimed by consumers have to be
+        redelivered if these are killed."""
         count, most = 0, self._size(queue)
         with self.connection.queues.take(queue, create=False, prefetch=PURGED_AT_ONCE) as claims:
             while count < most:
@@ -291,7 +295,7 @@ class Channel(virtual.Channel):
             bindings, text = self.connection.bindings, _SEPARATOR.join((exchange, routing_key, queue))
             if is_shortened(stream_name(text)):
                 bindings.ctl("replay last")
-                bindings.publish(text, b"")  # it has the whole text
+                bindings.publish(text, b"")  # its topic is the whole text
             else:
                 bindings.create(text)
             self.connection.mark()
@@ -310,9 +314,9 @@ class Channel(virtual.Channel):
         self.state.exchanges.pop(exchange, None)
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """The bindings of an exchange, by whichever program they were made."""
+        """Return the bindings of an exchange, made by any program."""
         if time.monotonic() >= self.connection.look_at:  # events would fill the queue of a worker that was killed
-            with contextlib.suppress(Denied):  # this program may publish alone
+            with contextlib.suppress(Denied):  # this program may only publish
                 self._remove_expired()
         prepare = self.typeof(exchange).prepare_bind
         return [prepare(queue, of, key, None) for of, key, queue in self.connection.table() if of == exchange]
@@ -327,7 +331,7 @@ class Channel(virtual.Channel):
     def _source(self, queue: str) -> QueueClaims:
         source = self._sources.get(queue)
         if source is None:
-            claims = self.connection.queues.take(queue, create=False)  # else it would have no binding any more
+            claims = self.connection.queues.take(queue, create=False)  # a queue made again would have no bindings
             source = self._sources[queue] = QueueClaims(claims, self.connection.arrived)
             self._note_consumer(queue)
         return source
@@ -347,12 +351,13 @@ class Channel(virtual.Channel):
             self._end_cancelled()
 
     def forget(self, delivery_tag: str) -> None:
-        """A message is settled."""
+        """Forget the claim of a settled message."""
         self.claims.pop(delivery_tag, None)
         self._end_cancelled()
 
     def _end_cancelled(self) -> None:
-        """Close what no tag consumes any more, once all that it delivered is settled: a queue that is to end, ends."""
+        """Close the sources without a consumer tag once their deliveries are settled, so that such queues can
+        expire."""
         with self._ending:
             cancelled = {source.claims: queue for queue, source in self._sources.items() if source.is_cancelled}
             if cancelled:
@@ -376,7 +381,7 @@ class Channel(virtual.Channel):
                 tag = properties["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
                 properties.setdefault("delivery_info", {})["redelivered"] = claim.deliveries > 1
                 if _headers_of_task(payload).get("eta") and not isinstance(claim.message, LargeMessage):
-                    payload["headers"]["eta"] = None  # is past; a worker would give it to its timer, which may take 1 s
+                    payload["headers"]["eta"] = None  # it is past, and a worker's timer could delay the task by 1 s
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 claim._give_up(f"not a message of kombu: {error!r}")
                 continue
@@ -385,14 +390,16 @@ class Channel(virtual.Channel):
         raise Empty
 
     def _claim(self, queue: str) -> Claim | None:
-        """Raises Stale where the queue was removed: a consumer that connects again declares it again."""
+        """Return a claim that is there, or None. Raises Stale if the queue was removed: then the consumer connects and
+        declares it again."""
         try:
             return self._source(queue).get()
         except (EOFError, NotFound):
             raise Stale(f"queue {queue!r}: removed under its consumer") from None
 
     def deliver_next(self, callback: Callable[[dict[str, Any], str], None]) -> float | None:
-        """Deliver one message, if one is there. Returns None if so, else when to look again at the latest."""
+        """Deliver one message, if there is one, and return None. Else return the monotonic time at which to try again
+        at the latest."""
         again_at = inf
         queues = self._active_queues if self.qos.can_consume() else []
         self._turn += 1
@@ -409,7 +416,7 @@ class Channel(virtual.Channel):
                 if queue in self._without_ack:
                     self.claims.pop(payload["properties"]["delivery_tag"]).ack()
                 callback(payload, queue)
-                if not self.qos.can_consume():  # requeue what was claimed ahead of the limit, for others
+                if not self.qos.can_consume():  # requeue messages claimed beyond the limit, for other workers
                     for other in self._sources.values():
                         other.give_back()
                 return None
@@ -441,13 +448,13 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.arrived = threading.Event()
-        self.look_at = 0.0  # for queues that are to end, by the monotonic clock
+        self.look_at = 0.0  # monotonic time of the next check for expired queues
         self._tree: Client | None = None
         self._turn = 0
-        self._has_ring = True  # as far as is known
+        self._has_ring = True  # whether the group of bindings may have a ring
         self._table: frozenset[tuple[str, ...]] = frozenset()
-        self._texts: dict[str, str] = {}  # of bindings whose names are digests
-        self._table_end = 0  # the next sequence of the group of bindings when it was read
+        self._texts: dict[str, str] = {}  # texts of bindings with shortened names, by name
+        self._table_end = 0  # the next sequence of the group of bindings when the table was read
 
     def establish_connection(self) -> Any:
         info: Any = self.client
@@ -463,9 +470,10 @@ class Transport(virtual.Transport):
             raise
 
     def table(self) -> frozenset[tuple[str, ...]]:
-        """All bindings: exchange, routing key, queue. They are read again after a mark, which shared memory shows."""
+        """Return all bindings as (exchange, routing key, queue). They are read again after a `mark`, which shows in the
+        end of the log in shared memory."""
         end = self.bindings._origin.end()
-        if not end and self._has_ring:  # not attached yet, or a queue was removed
+        if not end and self._has_ring:  # not attached yet, or a binding was removed
             with contextlib.suppress(Denied):
                 self.mark()
             end = self.bindings._origin.end()
@@ -482,7 +490,7 @@ class Transport(virtual.Transport):
         return self._table
 
     def mark(self) -> None:
-        """Let others read the bindings again."""
+        """Publish a message that has all programs read the bindings again."""
         self.bindings.publish("changes", b"")
 
     def driver_version(self) -> str:
@@ -515,10 +523,10 @@ class Transport(virtual.Transport):
 
 
 def address_of(info: Any) -> str | None:
-    """The addresses of the servers in a URL; None: the default one.
+    """Return the addresses of the servers in a URL; None: the default one.
 
     Raises:
-        BadAddress: It names a host without a port.
+        BadAddress: The URL has a host without a port.
     """
     if option := info.transport_options.get("address"):
         return str(option)
@@ -540,13 +548,14 @@ def _remove(group: Group, stream: str) -> None:
 
 
 def _headers_of_task(message: dict[str, Any]) -> dict[str, Any]:
-    """The headers of a task of Celery; other programs may call theirs as Celery does."""
+    """Return the headers of a task of Celery; empty for messages of other programs, whose headers may have the same
+    names."""
     headers = message.get("headers") or {}
     return headers if "task" in headers else {}
 
 
 def _eta(message: dict[str, Any]) -> datetime | None:
-    """When a task of Celery is due, if that is to come."""
+    """Return when a task of Celery is due, if that is in the future; else None."""
     text = _headers_of_task(message).get("eta")
     if not isinstance(text, str):
         return None
@@ -564,7 +573,7 @@ def _ttl(message: dict[str, Any]) -> float | None:
 
 
 def _priority(message: dict[str, Any]) -> int | None:
-    """kombu's 0 is the ordinary one; above it are four steps, as mqfs has."""
+    """Map a priority of kombu to one of mqfs. 0 is ordinary; 1 to 9 become the four above the ordinary one."""
     priority = message["properties"].get("priority") or 0
     return min(9, 6 + (int(priority) - 1) // 2) if priority > 0 else None
 

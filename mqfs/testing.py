@@ -20,10 +20,10 @@ from mqfs.server.inside import InsideServer, serve
 def server(**options: Any) -> Iterator[InsideServer]:
     """Run a server in this process, on a temporary socket and with its store in memory.
 
-    Its groups have `replay all`: what a test writes first is there when it is read.
+    Its groups have `replay all`, so a test can read messages that it wrote before.
 
     Args:
-        **options: Those of `mqfs.serve`: `store=` keeps messages on disk, `http=` serves HTTP, `default=` has other
+        **options: Options of `mqfs.serve`: `store=` keeps messages on disk, `http=` serves HTTP, `default=` has other
             settings of new groups.
 
     Yields:
@@ -40,7 +40,7 @@ __all__ = ["server"]
 
 try:
     import pytest
-except ImportError:  # a program without pytest has the context manager
+except ImportError:  # without pytest there is only the context manager
     pass
 else:
 

@@ -1,7 +1,7 @@
-"""From the group into the folder: multis by a cursor, and the singles that no reader of the group received.
+"""Export from the group into the folder: multis by a cursor, and singles that no reader of the group claimed.
 
-The position of the multis is a consumer that is never read: its first message that is not acked is the next to be
-exported. The name of a file depends on nothing but the message, so a repeat writes the same file, or none.
+The position of the multis is the ack floor of a consumer that is never read: its first unacked message is exported
+next. The name of a file depends only on the message, so a repeat writes the same file, or none.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ from mqfs.syntax.lines import quote_word
 log = logging.getLogger("mqfs.bridge")
 
 BATCH = 256  # multis between two acknowledgements
-SINGLES = 32  # the same; if the bridge is killed between, workers of both sides may have them
-LOOKED_AT = 1_024  # singles, in one pass over a stream: of those that came from a folder none goes back there
+SINGLES = 32  # singles between two; if the bridge is killed before one, workers of both sides may get them
+LOOKED_AT = 1_024  # singles examined in one pass over a stream; those that came from a folder are not exported
 _MS = 10**6
 
 
 @attrs.frozen
 class Lifetimes:
-    """Lifetimes of messages without one of their own, in ms, as in fsq's options."""
+    """Lifetimes of messages without their own, in ms, as in fsq's options."""
 
     multi_ms: int
     single_ms: int
 
     def expires_ms(self, message: Message, kind: str) -> int:
-        """UNIX time in ms. A single without a lifetime waits for its worker in the group: where the default one is over
-        before it is exported, it has one to two more. A repeat has the same, nearly always."""
+        """Return when a message's file expires, UNIX ms.
+
+        A single without a lifetime may have waited long in the group for a worker. If the default lifetime is over, it
+        gets a later end, one to two lifetimes from now. A repeat mostly gets the same one.
+        """
         sent_ms, own = message.time_ns // _MS, message.headers.get(TTL)
         if own:
             return sent_ms + parse_duration(own) // _MS
@@ -54,16 +57,16 @@ class Lifetimes:
 
 
 class FileWriter:
-    """Writes messages as files. Several threads may each have one."""
+    """A writer of messages as files. Each thread has its own."""
 
     def __init__(self, folder: Folder, link: GroupLink, topics: Topics, origin: Origin, lifetimes: Lifetimes) -> None:
         self._folder, self._topics, self._origin, self._lifetimes = folder, topics, origin, lifetimes
         self._stopping = link.stopping
-        self._buckets: set[str] = set()  # with files that are not synced
+        self._buckets: set[str] = set()  # buckets with files that are not synced
 
     def write(self, message: Message, kind: str) -> bool:
-        """Write a message's file, unless it is there; False: the message is expired. Raises BadRequest where its topic
-        cannot be in a name."""
+        """Write a message's file, unless it exists. False: the message has expired. Raises BadRequest if its topic
+        cannot be in a file name."""
         expires_ms = self._lifetimes.expires_ms(message, kind)
         if expires_ms <= time.time_ns() // _MS:
             return False
@@ -75,14 +78,15 @@ class FileWriter:
         return True
 
     def remove_leftovers(self) -> None:
-        """Remove what killed bridges of this group have begun, and no bridge will write again: it has expired."""
+        """Remove unfinished files of killed bridges of this group that have expired, so that no bridge will write them
+        again."""
         for file in self._folder.staged():
             name = parse(file)
             if name is not None and self._origin.wrote(name) and name.expires_ms <= time.time_ns() // _MS:
                 self._folder.unstage(file)
 
     def settle(self) -> None:
-        """Sync them all to disk, and notify readers."""
+        """Sync all written files to disk, and notify readers."""
         buckets, self._buckets = self._buckets, set()
         if buckets:
             self._folder.settle(buckets)
@@ -98,14 +102,14 @@ def _pieces(message: Message) -> Iterator[bytes]:
 
 
 def _is_foreign(message: Message) -> bool:
-    """Whether its message is from a folder."""
+    """Whether the message came from a folder."""
     return NAME_HEADER in message.headers
 
 
 class MultiExporter:
-    """Export the multis of a group. One bridge at a time exports: the others wait for its end.
+    """The export of the multis of a group. One bridge exports at a time; the others wait until it ends.
 
-    Its cursor also reads messages that it does not export, as the position must pass them.
+    Its cursor also reads messages that are not exported, as the position must pass them.
     """
 
     def __init__(self, link: GroupLink, writer: FileWriter, consumer: str, selects: Selects, poll_s: float) -> None:
@@ -126,7 +130,7 @@ class MultiExporter:
                 log.warning("%s", error)
 
     def _open(self) -> File:
-        """The consumer, made if it is missing."""
+        """Open the consumer; it is made if it is missing."""
         path = f".consumers/{self._consumer}"
         with suppress(NotFound):
             return self._link.repeat(lambda: self._link.open(path, "r+"))
@@ -135,7 +139,7 @@ class MultiExporter:
 
     def _follow(self) -> CursorSubscription:
         row = self._link.stats()["consumers"][self._consumer]
-        if row["over"]:  # someone else's work: it would be acked, and the rest of the group passed over
+        if row["over"]:  # for another purpose: its messages would be acked, and other streams not exported
             raise BadConfig(
                 f"consumer {self._consumer!r}: over {row['over']!r} (expected all of the group, or another)"
             )
@@ -143,7 +147,7 @@ class MultiExporter:
         return self._link.repeat(lambda: self._link.follow(self._next))
 
     def _export(self, messages: CursorSubscription, position: File) -> None:
-        """Export what there is, or wait for a message; then acknowledge."""
+        """Export up to BATCH messages, after a wait for the first; then acknowledge them."""
         before = self._next
         with suppress(TimeoutError):
             for number in range(BATCH):
@@ -174,32 +178,35 @@ class MultiExporter:
 
 
 class SinglesExporter:
-    """Export the singles of a group.
+    """The export of the singles of a group.
 
-    It claims the messages in the streams, and never waits for one, so that readers of the group come first.
+    It claims messages from the streams, but never waits for one, so that readers of the group come first.
     """
 
     def __init__(self, link: GroupLink, writer: FileWriter, selects: Selects) -> None:
         self._link, self._writer, self._selects = link, writer, selects
 
     def run(self) -> bool:
-        """Export what waits; whether there was anything."""
+        """Export waiting singles. Whether there were any."""
         rows = self._link.stats()["streams"].items()
         streams = [name for name, row in rows if self._selects(name) and _has_singles(row)]
         return sum(map(self._drain, streams)) > 0
 
     def _drain(self, stream: str) -> bool:
-        """Export what waits in a stream, at most SINGLES of the group's own; whether there was anything."""
+        """Export the waiting singles of a stream, at most SINGLES. Whether there were any."""
         try:
             handle = self._link.repeat(lambda: self._link.group.take(stream, create=False, reconnect=False))
-            with closing(handle):  # which requeues uncounted: an error of the folder is none of a message's worker
+            with closing(handle):  # releases claims, uncounted: an error of the folder is not a failed delivery
                 return self._export(handle)
         except (NotFound, EOFError, Disconnected, Stale):
             return False
 
     def _export(self, handle: Claims) -> bool:
-        """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for.
-        After an error, too, those in the folder are acknowledged: workers there may have them already."""
+        """Export claimed singles, then acknowledge them.
+
+        Claims of messages that came from a folder are released by closing the handle, so it stays open during the
+        search. Exported singles are acknowledged after an error, too: workers of the folder may have them already.
+        """
         claims: list[Claim] = []
         try:
             with suppress(TimeoutError):
@@ -216,7 +223,7 @@ class SinglesExporter:
         return bool(claims)
 
     def _write(self, claim: Claim) -> bool:
-        """Whether its file is there, so that it may be acknowledged."""
+        """Write the file of a single. Whether it exists, so that the claim may be acknowledged."""
         try:
             return self._writer.write(claim.message, SINGLE)
         except BadRequest as error:

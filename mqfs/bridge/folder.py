@@ -1,13 +1,13 @@
-"""The folder of qlobber-fsq: its layout, its names, and how files get into it and out of it.
+"""The folder of qlobber-fsq: its layout, its names, and how files are written, read and removed.
 
 ```
 DIR/staging/NAME        being written          DIR/topics/BB/NAME    rest of a long topic
 DIR/messages/BB/NAME    published              DIR/update/UPDATE     random bytes for each bucket, new with each file
 ```
-A file is one byte 0 and the payload; of no bytes: its message was handled. Raises OSError.
+A file is one byte 0 and the payload. An empty file: its message was handled. All calls raise OSError.
 
-Whoever writes the folder decides what its names are. So each directory is opened below the one before it, and neither
-it nor a file is followed where it is a link; a FIFO, a socket or a device is neither waited for nor written.
+Other programs may put any files into the folder. So each directory is opened relative to its parent, and no link is
+followed. A FIFO, a socket or a device is never waited for or written.
 
 A name is `TOPIC@(l|s)+EXPIRES+(s|m|d)+UNIQUE`. A long topic is split: its beginning is in the name, the rest in a file
 of its own.
@@ -55,7 +55,7 @@ _NUMBER = struct.Struct(">Q")
 
 @attrs.frozen
 class Name:
-    """The name of a message's file. `topic`: as it is in the name, and where `long` only its beginning."""
+    """The name of a message's file. `topic`: as in the name, encoded or not; with `long` only its beginning."""
 
     topic: str
     long: bool
@@ -68,7 +68,7 @@ class Name:
 
 
 def parse(text: str) -> Name | None:
-    """The name of a file; None: it is no message of qlobber-fsq."""
+    """Parse the name of a file; None: it is not a message of qlobber-fsq."""
     match = _NAME.fullmatch(text)
     if match is None or _CUT.search(text):
         return None
@@ -76,32 +76,32 @@ def parse(text: str) -> Name | None:
 
 
 def id_of(text: str) -> str:
-    """A short text of its own for the message of that file: UNIQUE, where that is long enough."""
+    """Return a short unique text for the message of a file: UNIQUE, or a digest of the name if that is too short."""
     unique = text.rpartition("+")[2]
     return unique if len(unique) >= UNIQUE_BYTES else hashlib.sha256(text.encode()).hexdigest()
 
 
 def bucket_number(name: str, buckets: int) -> int:
-    """The bucket in which a writer puts the file of that name."""
+    """Return the number of the bucket for the file of that name."""
     digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big") % buckets
 
 
 @attrs.frozen
 class Origin:
-    """A group, from which a bridge writes files. A file of its messages has the same name whoever writes it."""
+    """The group from which a bridge writes files. The name of a message's file is the same for all its bridges."""
 
     store: str
     group: int
 
     def unique(self, sequence: int) -> str:
-        """The sequence and a digest, by which the file is known again."""
+        """Return UNIQUE for a message: its sequence, and a digest by which the bridge recognizes its files."""
         number = _NUMBER.pack(sequence)
         text = f"{self.store}/{self.group}/{sequence}".encode()
         return (number + hashlib.sha256(text).digest()[: UNIQUE_BYTES - len(number)]).hex()
 
     def wrote(self, name: Name) -> bool:
-        """Whether a bridge of this group made the name."""
+        """Whether a bridge of this group made a name."""
         digits = 2 * _NUMBER.size
         if len(name.unique) != 2 * UNIQUE_BYTES or not _HEX.fullmatch(name.unique):
             return False
@@ -112,9 +112,8 @@ class Origin:
 class Topics:
     """The notation of topics in names and in streams.
 
-    `encoded`: hexadecimal in names; else as they are. `split_at`: characters of a name before the rest is in a file.
-    `theirs`, `ours`: the separators of topics and of streams; a character that is the other's separator changes places
-    with it.
+    `encoded`: hexadecimal in names; else unchanged. `split_at`: characters of a topic in a name; the rest is in a file.
+    `theirs`, `ours`: the separators of topics and of streams, which are swapped in both directions.
     """
 
     encoded: bool = True
@@ -123,7 +122,8 @@ class Topics:
     ours: str = "."
 
     def name(self, topic: str, kind: str, expires_ms: int, unique: str) -> tuple[Name, str]:
-        """A message's name, and what of its topic is in the other file. Raises BadRequest where it is not possible."""
+        """Return a message's name, and the rest of its topic for the other file. Raises BadRequest if the topic cannot
+        be in a name."""
         text = topic.encode().hex() if self.encoded else topic
         name = Name(text[: self.split_at], len(text) > self.split_at, expires_ms, kind, unique)
         if "/" in text or "\0" in text or len(str(name).encode()) > limits.NAME_BYTES:
@@ -131,7 +131,7 @@ class Topics:
         return name, text[self.split_at :]
 
     def topic(self, name: Name, rest: str) -> str:
-        """The topic of a message. Raises BadRequest where it is not written as is expected."""
+        """Return the topic of a message. Raises BadRequest if it is not encoded as expected."""
         text = name.topic + rest
         if not self.encoded:
             return text
@@ -140,14 +140,14 @@ class Topics:
         return bytes.fromhex(text).decode(errors="replace")
 
     def stream(self, topic: str) -> str:
-        """The stream of a topic. One whose name is too long is shortened; the header `fsq-topic` has all of it."""
+        """Return the stream of a topic. A name that is too long is shortened; the header `fsq-topic` has all of it."""
         return stream_name(self._swap(topic))
 
     def topic_of(self, stream: str, header: str | None) -> str:
-        """The topic of a stream's message; `header`: its `fsq-topic`."""
+        """Return the topic of a stream's message; `header`: its `fsq-topic`."""
         if header is not None and self.stream(header) == stream:
             return header
-        if header is not None and stream_name(header) == stream:  # the library's, with our separators
+        if header is not None and stream_name(header) == stream:  # written by the library, with our separators
             return self._swap(header)
         return self._swap(text_of(stream).decode(errors="replace"))
 
@@ -159,10 +159,10 @@ class Topics:
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STAMP_BYTES = 32
-TOPIC_BYTES = 1 << 20  # that are read of a topic: a stream's name has far fewer
+TOPIC_BYTES = 1 << 20  # bytes read of the rest of a topic: a stream's name is far shorter
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-BUSY_S = 0.1  # before a rename that met EBUSY is tried again, as network file systems want it
+BUSY_S = 0.1  # before a rename is retried after EBUSY, as network file systems need it
 
 
 def _digits(number: int, base: int, width: int) -> str:
@@ -174,7 +174,8 @@ def _digits(number: int, base: int, width: int) -> str:
 
 
 def bucket_names(found: Iterable[str]) -> list[str]:
-    """The names of all buckets, from those that are there. Raises BadConfig where these are not all of a base."""
+    """Return the sorted names of the buckets found. Raises BadConfig unless they are all numbers of one width and
+    base."""
     names = sorted(name for name in found if not name.startswith("."))
     width, count = len(names[0]) if names else 0, len(names)
     base = next((base for base in range(1, len(DIGITS) + 1) if width and base**width == count), 0)
@@ -192,7 +193,7 @@ class NotPlain(OSError):
 
 
 def _open(name: str, flags: int, directory: int) -> int:
-    """A descriptor of a plain file. Raises NotPlain."""
+    """Open a plain file and return the descriptor. Raises NotPlain."""
     try:
         file = os.open(name, flags | _PLAIN, 0o666, dir_fd=directory)
     except OSError as error:
@@ -206,7 +207,7 @@ def _open(name: str, flags: int, directory: int) -> int:
 
 
 class Folder:
-    """One folder. `sync`: files and directories that are written are on disk before a call returns."""
+    """One folder. `sync`: written files and directories are on disk before a call returns."""
 
     def __init__(self, path: str, *, sync: bool = True) -> None:
         self.path, self._sync = os.path.realpath(path), sync
@@ -227,7 +228,7 @@ class Folder:
 
     @contextmanager
     def directory(self, *names: str) -> Iterator[int]:
-        """A descriptor of the directory of these names, each in the one before."""
+        """Open the directory at a path of these names, and yield its descriptor."""
         found = os.open(self.path, _DIRECTORY)
         try:
             for name in names:
@@ -243,7 +244,7 @@ class Folder:
 
     @property
     def owner(self) -> int:
-        """The user to whom it belongs."""
+        """The uid of the folder's owner."""
         return os.stat(self.path).st_uid
 
     # ------------------------------------------------------------ paths
@@ -254,7 +255,7 @@ class Folder:
     # ------------------------------------------------------------ stamps
 
     def _measure_stamps(self) -> int:
-        """Bytes of a bucket's stamp: 0 where there is no UPDATE, the usual ones where it has another size."""
+        """Return the bytes of a bucket's stamp: 0 without UPDATE, the usual number if UPDATE has an unexpected size."""
         try:
             with self._reader("UPDATE", "update") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -264,7 +265,7 @@ class Folder:
         return each if 0 < each <= limits.BRIDGE_STAMP_BYTES and not rest else STAMP_BYTES
 
     def read_stamps(self) -> list[bytes] | None:
-        """The stamps of all buckets; None: there is no UPDATE, or it is not whole."""
+        """Return the stamps of all buckets; None: there is no UPDATE, or it is incomplete."""
         size = self._stamp_bytes
         try:
             with self._reader("UPDATE", "update") as file:
@@ -276,7 +277,7 @@ class Folder:
         return [data[at : at + size] for at in range(0, size * len(self.buckets), size)]
 
     def stamp(self, buckets: Iterable[str]) -> None:
-        """Have readers scan these buckets."""
+        """Write new stamps of these buckets, so that readers scan them."""
         if not self._stamp_bytes:
             return
         with self.directory("update") as directory:
@@ -291,13 +292,13 @@ class Folder:
     # ------------------------------------------------------------ writing
 
     def publish(self, name: Name, rest: str, body: Iterable[bytes], stopping: threading.Event) -> str | None:
-        """Write a message's file and put it into its bucket, which is returned; None: it is there already.
+        """Write a message's file and move it into its bucket. Returns the bucket; None: the file exists already.
 
-        `settle` comes after one or several of them.
+        The caller calls `settle` after one or several files.
         """
         text = str(name)
         bucket = self.bucket_of(text)
-        staged = str(attrs.evolve(name, topic=secrets.token_hex(8)))  # another bridge may write the same one now
+        staged = str(attrs.evolve(name, topic=secrets.token_hex(8)))  # another bridge may be writing the same file
         with self.directory("messages", bucket) as messages, self.directory("staging") as staging:
             if _is_there(text, messages):
                 return None
@@ -323,7 +324,7 @@ class Folder:
                 os.fsync(file.fileno())
 
     def settle(self, buckets: Iterable[str]) -> None:
-        """Stamp the buckets of files that were published, and have their directories on disk."""
+        """Stamp the buckets of published files, and sync their directories."""
         buckets = set(buckets)
         self.stamp(buckets)
         for bucket in buckets:
@@ -340,7 +341,7 @@ class Folder:
         return self._list("messages", bucket)
 
     def read_rest(self, bucket: str, name: Name) -> str:
-        """The rest of a topic that its name has no room for. Raises FileNotFoundError where its file is missing."""
+        """Read the rest of a long topic; "" for others. Raises FileNotFoundError if its file is missing or empty."""
         if not name.long:
             return ""
         with self._reader(str(name), "topics", bucket) as file:
@@ -350,7 +351,7 @@ class Folder:
         return rest
 
     def changed_ns(self, bucket: str) -> int:
-        """When the directory of a bucket was changed."""
+        """Return when the directory of a bucket was changed, UNIX ns."""
         with self.directory("messages", bucket) as directory:
             return os.fstat(directory).st_mtime_ns
 
@@ -367,7 +368,7 @@ class Folder:
 
     @contextmanager
     def lock(self, bucket: str, name: str) -> Iterator[IO[bytes] | None]:
-        """The file of a single, locked and not handled yet; None: it is another's, or was handled."""
+        """Open and lock the file of a single, and yield it; None: another process has the lock, or it was handled."""
         with contextlib.ExitStack() as stack:
             file = None
             with contextlib.suppress(FileNotFoundError), self.directory("messages", bucket) as directory:
@@ -375,7 +376,8 @@ class Folder:
             yield file if file is not None and self._is_to_do(bucket, name, file) else None
 
     def _is_to_do(self, bucket: str, name: str, file: IO[bytes]) -> bool:
-        """Lock it, unless another has the lock; what was handled and is still there is removed."""
+        """Lock a single. Whether this process got the lock and the single was not handled. If it was handled, but not
+        removed, remove it."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -386,7 +388,7 @@ class Folder:
         return bool(status.st_nlink and status.st_size)
 
     def finish(self, bucket: str, name: str, file: IO[bytes]) -> None:
-        """Remove a locked single that was handled."""
+        """Mark a locked single as handled, and remove it."""
         os.ftruncate(file.fileno(), 0)
         if self._sync:
             os.fsync(file.fileno())
@@ -424,19 +426,19 @@ def _is_there(name: str, directory: int) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- which buckets are to be scanned
+# ---------------------------------------------------------------- changed buckets
 
-# inotify reports this machine's writers only, stamps of UPDATE all that write them, a directory's time the others.
+# inotify reports writers on this machine only, stamps in UPDATE all writers that stamp, a directory's time the others.
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_Q_OVERFLOW = 0x2, 0x80, 0x100, 0x4000
 IN_NO_LINK = 0x0300_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
-LOOK_S = 10.0  # between two looks at the times of all directories
-BURST_S = 0.002  # after an event: many files that are written at once are one scan
+LOOK_S = 10.0  # between two checks of the times of all directories
+BURST_S = 0.002  # wait after an event, so that many files written at once take one scan
 _EVENT = struct.Struct("iIII")
 
 
 class Inotify:
-    """Events of directories. `fileno`: readable when there are some; -1: the system gives none."""
+    """Events of directories. `fileno`: readable when there are events; -1: the system has no inotify."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -444,14 +446,14 @@ class Inotify:
         self._names: dict[int, str] = {}
 
     def watch(self, path: str, mask: int, name: str) -> bool:
-        """Report `name` when there are such events at a path; whether the system does."""
+        """Report `name` when there are events of `mask` at a path. Whether the system accepted that."""
         number = self._libc.inotify_add_watch(self.fileno, os.fsencode(path), ctypes.c_uint32(mask | IN_NO_LINK))
         if number >= 0:
             self._names[number] = name
         return bool(number >= 0)
 
     def read(self) -> set[str] | None:
-        """The names reported since the last call; None: events were lost."""
+        """Return the names reported since the last call; None: events were lost."""
         found: set[str] = set()
         while True:
             try:
@@ -473,13 +475,13 @@ class Inotify:
 
 
 class Changes:
-    """The buckets to scan, of one folder."""
+    """The changed buckets of one folder, which have to be scanned."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._stamps: list[bytes] | None = None
         self._scanned: dict[str, int] = {}  # the time of each directory at its last scan, ns
-        self._sure: set[str] = set()  # those with the same time at two scans: times are coarse on some file systems
+        self._sure: set[str] = set()  # buckets with the same time at two scans: some file systems have coarse times
         self._looked = self._poll_at = 0.0
         self._inotify = Inotify()
         watched = self._inotify.watch(f"{folder.path}/update", IN_MODIFY | IN_CREATE | IN_MOVED_TO, "")
@@ -490,7 +492,8 @@ class Changes:
             log.warning("inotify: %s (only the poll finds new files)", os.strerror(ctypes.get_errno() or errno.ENOSYS))
 
     def wait(self, seconds: float, wake: int) -> set[str]:
-        """The buckets to scan: at most that long after the last look, sooner by inotify, or when `wake` is readable."""
+        """Wait for changes and return the buckets to scan: at most `seconds` after the last poll, sooner after an event
+        of inotify or when `wake` is readable."""
         files = [wake] + [self._inotify.fileno] * (self._inotify.fileno >= 0)
         ready = select.select(files, [], [], max(self._poll_at - time.monotonic(), 0.0))[0]
         found: set[str] = set()
@@ -500,16 +503,16 @@ class Changes:
             found = set(self._folder.buckets) if reported is None else reported - {""}
             if reported is None or "" in reported:
                 found |= self._stamped()
-        if time.monotonic() >= self._poll_at:  # also where events of this machine never end
+        if time.monotonic() >= self._poll_at:  # also while events of this machine come without end
             self._poll_at = time.monotonic() + seconds
             found |= self._stamped() | self._touched()
         return found
 
     def _stamped(self) -> set[str]:
-        """Buckets with a new stamp."""
+        """Return the buckets with a new stamp."""
         stamps, before = self._folder.read_stamps(), self._stamps
         if stamps is None:
-            self._looked = 0.0  # no stamps: the times of directories decide
+            self._looked = 0.0  # without stamps, check the times of directories at each poll
             return set()
         self._stamps = stamps
         if before is None:
@@ -517,7 +520,7 @@ class Changes:
         return {b for b, new, old in zip(self._folder.buckets, stamps, before, strict=True) if new != old}
 
     def _touched(self) -> set[str]:
-        """Buckets whose directory changed since its scan; looked at once in LOOK_S."""
+        """Return the buckets whose directory changed since its scan; checked once in LOOK_S."""
         if time.monotonic() - self._looked < LOOK_S:
             return set()
         self._looked = time.monotonic()
@@ -525,7 +528,7 @@ class Changes:
         return {b for b, changed in times.items() if b not in self._sure or changed != self._scanned[b]}
 
     def scanning(self, bucket: str) -> None:
-        """A scan of it begins."""
+        """Record the time of a bucket's directory as its scan begins."""
         changed = self._folder.changed_ns(bucket)
         if self._scanned.get(bucket) == changed:
             self._sure.add(bucket)

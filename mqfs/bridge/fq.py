@@ -1,8 +1,8 @@
-"""`mqfs bridge fq`: messages of an exchange of a broker of fq, as a peer of it, into the group of that exchange here.
+"""`mqfs bridge fq`: carry messages of an exchange from an fq broker into the group of that exchange, as a peer.
 
-So that a message is there once, it is published under an id made of its own id, its sender and the broker where it
-began, and confirmed to the broker after it is committed. A broker that is mqfs redelivers what was not confirmed; the
-group remembers the ids for its `dedup`. fqd has no confirmations, and loses the messages in transit.
+To have each message once, the bridge publishes it with an id made from the message's id, its sender and the broker of
+its origin. It confirms the message to the broker after it is committed. An mqfs broker redelivers unconfirmed messages;
+the group remembers the ids for its `dedup`. fqd has no confirmations: messages in transit are lost with a connection.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from mqfs.syntax.names import escape
 log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
-AGAIN_S = 0.1  # between two looks for room
-STEADY_S = 30.0  # a connection that lasts as long, or that brings a message, is of use
-STATS_S, STATS_BYTES = 4.0, 16 << 20  # of a whole look at the counters; a key waits for its connection for 10 seconds
-AT_ONCE = 256  # messages on their way to the group
-REFUSED = BadCommand, BadName, Denied, TooLong  # of one message: no stream can take it
+AGAIN_S = 0.1  # longest pause between two attempts to publish a message without room
+STEADY_S = 30.0  # a connection that lasts for this long, or that brings a message, counts as useful
+STATS_S, STATS_BYTES = 4.0, 16 << 20  # bounds of reading the counters; a key waits for its connection for 10 seconds
+AT_ONCE = 256  # messages under way to the group
+REFUSED = BadCommand, BadName, Denied, TooLong  # errors of a message that no stream can take
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """Options of the command. `tls`: of the broker. `node`: our server's address, in hops; `group`: its exchanges."""
+    """Options of the command. `tls`: of the broker. `node`: our server's address in hops; `group`: the group that has
+    the exchanges as its groups."""
 
     host: str
     port: int
@@ -68,16 +69,16 @@ class Options:
 
     @property
     def queue_name(self) -> str:
-        """That of the broker; of each bridge another, as it is private."""
+        """The name of the queue at the broker. Each bridge has its own, as the queue is private."""
         return self.queue or f"bridge-{socket.inet_ntoa(self.node)}-{self.exchange}"
 
     @property
     def kind(self) -> str:
-        """The type and the parameters of the queue."""
+        """The type and the parameters of the queue, as fq writes them."""
         return f"disk:private,{'permanent' if self.permanent else 'transient'},backlog=0"
 
     def check(self) -> None:
-        """Raises BadConfig for what no broker can be asked: each would end the connection without a word."""
+        """Check options that a broker would answer only by ending the connection. Raises BadConfig."""
         texts = {
             "EXCHANGE": (self.exchange, 1, codec.NAME_BYTES),
             "PROGRAM": (self.program, 1, PROGRAM_BYTES),
@@ -97,11 +98,11 @@ class Options:
 def run(options: Options) -> int:
     """Carry messages until SIGTERM or SIGINT. Raises BadConfig, MqfsError, OSError."""
     options.check()
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # None: by a signal
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # None: a signal
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))
-    # A thread, as a handler that raises would end what it interrupts: in a `__del__` nothing. It ends with the process,
-    # where it is: a bridge may be killed at any moment.
+    # In a thread: a signal handler that raises could be lost, as in a `__del__`. The thread ends with the process, as a
+    # bridge may be killed at any moment.
     threading.Thread(target=_carry_until_error, args=(options, ended), daemon=True).start()
     if (error := ended.get()) is not None:
         raise error
@@ -120,16 +121,16 @@ def _carry_until_error(options: Options, ended: SimpleQueue[BaseException | None
 
 
 class Bridge:
-    """Carry the messages of one exchange."""
+    """The transfer of the messages of one exchange."""
 
     def __init__(self, options: Options, here: GroupLink) -> None:
         self._options, self._here = options, here
         self._is_full = False
-        self._is_logged = False  # that it connected
-        self._useful_at = math.inf  # of time.monotonic(): a connection lost later is logged, one lost before is not
+        self._is_logged = False  # whether the connection was logged
+        self._useful_at = math.inf  # monotonic time from which a lost connection, and the next one, is logged
 
     def run(self) -> NoReturn:
-        """Carry messages, over one connection after the other. Raises MqfsError."""
+        """Carry messages; connect again after each lost connection. Raises MqfsError."""
         where = f"{self._options.host}!{self._options.port}"
         pauses = Backoff(True, threading.Event())
         while True:
@@ -142,7 +143,7 @@ class Bridge:
                 pauses.wait(Disconnected(f"{where}: {str(error) or 'the connection ended'}"))
 
     def _carry_until_lost(self) -> None:
-        """Raises OSError, EOFError, Malformed, MqfsError."""
+        """Connect and carry messages until the connection is lost. Raises OSError, EOFError, Malformed, MqfsError."""
         options = self._options
         names = options.name.encode(), options.queue_name.encode(), options.kind.encode(), options.password.encode()
         with self._connect() as commands:
@@ -156,12 +157,13 @@ class Bridge:
                 if not self._is_logged:
                     log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
                 self._is_logged, self._useful_at = True, time.monotonic() + STEADY_S
-                for done in self._carry(data, key.isascii()):  # fqd's are random bytes
+                for done in self._carry(data, key.isascii()):  # keys of fqd are random bytes
                     while old and done >= waiting:
                         self._unbind(commands, answers, old.pop())
 
     def _bind(self, commands: socket.socket, answers: _Answers) -> int:
-        """The route of the program. Raises BadCommand where it is none; OSError where the broker refuses."""
+        """Bind the program and return its route. Raises BadCommand for an invalid program; OSError if the broker
+        refuses."""
         options = self._options
         flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
         commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
@@ -176,14 +178,15 @@ class Bridge:
         raise ConnectionRefusedError("bind refused (expected a user who may bind; the broker's log has the reason)")
 
     def _unbind(self, commands: socket.socket, answers: _Answers, route: int) -> None:
-        """Raises OSError where the broker refuses."""
+        """Remove a route of the queue. Raises OSError if the broker refuses."""
         commands.sendall(codec.unbind(route, self._options.exchange.encode()))
         if answers.wait_for("unbound").route == ILLEGAL:
             raise ConnectionRefusedError("unbind of an earlier program refused (the broker's log has the reason)")
 
     def _earlier_routes(self, route: int) -> tuple[list[int], int]:
-        """The routes of other programs, to which an earlier run has bound the queue, and how many messages wait: these
-        are to come before. The broker's counters alone tell; where they cannot be read that is logged."""
+        """Return the routes of other programs that an earlier run bound to the queue, and the number of messages that
+        wait. The routes are unbound after these messages came. If the broker's counters cannot be read, that is logged
+        and there are none."""
         options = self._options
         try:
             counters = self._counters()
@@ -196,11 +199,11 @@ class Bridge:
             return [], 0
 
     def _counters(self) -> Any:
-        """`/stats.json` of the broker. Raises OSError, also after STATS_S; HTTPException, ValueError."""
+        """Read `/stats.json` of the broker. Raises OSError, also after STATS_S; HTTPException, ValueError."""
         options, deadline = self._options, time.monotonic() + STATS_S
         with closing(http.client.HTTPConnection(options.host, options.port)) as connection, ExitStack() as stack:
             sock = connection.sock = self._connect(STATS_S, STATS_S)
-            timer = threading.Timer(deadline - time.monotonic(), _shut_down, (sock,))  # a timeout is of each piece only
+            timer = threading.Timer(deadline - time.monotonic(), _shut_down, (sock,))  # a timeout is for each read
             stack.callback(timer.cancel)
             timer.start()
             token = {"Authorization": f"Bearer {options.password}"} if options.password else {}
@@ -221,9 +224,11 @@ class Bridge:
         return client_context("fq").wrap_socket(sock, server_hostname=options.host) if options.tls else sock
 
     def _carry(self, data: socket.socket, confirmed: bool) -> Iterator[int]:
-        """Yields how many messages have come, at first 0. Confirmed is what was published; a message that came before
-        is known, and confirmed, too. Not `confirmed`: fqd delivers nothing again, so what has come is published, also
-        when it has gone."""
+        """Publish received messages, and yield their number so far, at first 0. Raises EOFError at the end.
+
+        Published messages are confirmed, also repeats, which the group knows. Not `confirmed`: the broker is fqd, which
+        never redelivers, so received messages are published even after the connection ended.
+        """
         data.settimeout(None)
         parser, done = MessageParser(relayed=True), 0
         yield done
@@ -244,7 +249,8 @@ class Bridge:
         raise EOFError
 
     def _outgoing(self, message: Message) -> Outgoing | None:
-        """None: it was here before, or has too many hops. The last hop is its client's, whose host may be ours."""
+        """Return a message to publish. None: it passed through this server before, or has too many hops. The last hop
+        does not count, as it is its client's, which may be on our host."""
         hops = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
         if self._options.node in (hops[:-1] or hops) or len(hops) >= FQ_HOPS:
             return None
@@ -253,12 +259,13 @@ class Bridge:
             "fq-hops": ",".join(map(socket.inet_ntoa, [self._options.node, *hops])),
             "fq-id": message.id.hex(),
         }
-        origin = hops[-2] if len(hops) > 1 else b""  # the broker where it began; after it is its client
+        origin = hops[-2] if len(hops) > 1 else b""  # the broker that got it from its client, the last hop
         id = blake2b(message.id + origin + message.sender, digest_size=16).hexdigest()
         return Outgoing(escape(message.route), message.payload, headers=headers, id=f"fq-{id}")
 
     def _publish(self, messages: list[Outgoing | None], may_wait: Callable[[], bool]) -> Iterator[int]:
-        """Until each is committed, or left out. Before it waits for one it yields how many are before that."""
+        """Publish messages until each is committed or left out. Before a wait it yields the number of messages that are
+        done, so that they can be confirmed."""
         rest = {at: message for at, message in enumerate(messages) if message is not None}
         while rest:
             yield next(iter(rest))  # an error of the group may end the bridge
@@ -273,9 +280,9 @@ class Bridge:
                 log.warning("message %s left out: %s", (message.headers or {})["fq-id"], error)
 
     def _put_some(self, rest: dict[int, Outgoing], may_wait: Callable[[], bool]) -> bool:
-        """Publish the first ones at once, and take from `rest` what is committed: it is not published again, as its id
-        may be forgotten before those that are left have room. Whether none was refused. Raises Disconnected,
-        Interrupted, and what `may_wait` raises."""
+        """Publish the first AT_ONCE messages of `rest` at once, and remove the committed ones from it. These must not
+        be published again later, when their ids may be forgotten. Whether none was refused. Raises Disconnected,
+        Interrupted, and as `may_wait`."""
         may_wait()
         some = [*islice(rest.items(), AT_ONCE)]
         try:
@@ -294,8 +301,8 @@ class Bridge:
         return not refusals
 
     def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> MqfsError | None:
-        """Why no stream can take the message; None: it is published. Raises any other refusal, and what `may_wait`
-        raises."""
+        """Publish a message. Returns the error if no stream can ever take it; None: it is published. Raises any other
+        refusal, and as `may_wait`."""
         may_wait()
         try:
             (error,) = self._here.put_all([message], may_wait)
@@ -307,15 +314,15 @@ class Bridge:
         raise error
 
     def _note(self, refusal: MqfsError) -> None:
-        """Log once that there is no room, until all messages of one read have room at once again."""
+        """Log that there is no room, once until all messages of one read have room at once again."""
         if isinstance(refusal, LATER) and not self._is_full:
             self._is_full = True
             log.warning("group %s: %s; waiting for room", self._here.path, refusal)
 
 
 def _is_there(data: socket.socket) -> bool:
-    """True. Raises EOFError where the connection has ended: what the broker does not have confirmed comes again, and
-    some of that may be committed, which the group remembers for a while only."""
+    """Return True while the connection lasts; raise EOFError when it has ended. Waiting on would be wrong: the broker
+    redelivers unconfirmed messages, and the group remembers the ids of committed ones only for a time."""
     poll = select.poll()
     poll.register(data, select.POLLRDHUP)
     if poll.poll(0):
@@ -324,12 +331,13 @@ def _is_there(data: socket.socket) -> bool:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # it has ended already
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _confirmation(count: int) -> bytes:
-    """All of the first `count` messages of this connection are safe. To fqd it is a message to no exchange."""
+    """Encode the confirmation of the first `count` messages of this connection. fqd takes it as a message to an unknown
+    exchange."""
     return codec.relayed(Message(codec.CONFIRM, b"", bytes(codec.ID_BYTES), count.to_bytes(8), b"mqfs"))
 
 
@@ -341,7 +349,8 @@ class _Answers:
         self._found: list[codec.Answer] = []
 
     def wait_for(self, kind: str) -> codec.Answer:
-        """Raises OSError, also where the broker refuses; EOFError, Malformed."""
+        """Return the next answer of a kind, and skip others. Raises OSError, also if the broker refuses; EOFError,
+        Malformed."""
         while True:
             while self._found:
                 answer = self._found.pop(0)

@@ -1,7 +1,7 @@
-"""From the folder into the group: multis, and bodies of any size.
+"""Import from the folder into the group: multis, and bodies of any size.
 
-A message is appended under an id made of its file's name. So a repeat, after a kill or by another bridge, adds nothing
-while the group's `dedup` remembers it. `Seen` is the file of what was imported.
+A message is published with an id made from its file's name. So a repeat, after a kill or by another bridge, adds
+nothing while the group's `dedup` remembers the id. `Seen` is the file of imported messages.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ log = logging.getLogger("mqfs.bridge")
 
 NAME_HEADER = "fsq-name"
 BATCH, BATCH_BYTES = 1_024, 8 << 20  # messages under way at once, and about their bytes
-LONGEST_MS = 10 * 365 * 86_400_000  # a lifetime; names may have ends in thousands of years
-FORGET_S = 60.0  # between two looks for what has expired
-CLOCK_S = 2.0  # that the clocks of writers may differ
+LONGEST_MS = 10 * 365 * 86_400_000  # the longest lifetime; names may have ends in thousands of years
+FORGET_S = 60.0  # between two removals of expired entries
+CLOCK_S = 2.0  # by which the clocks of writers may differ
 Selects = Callable[[str], bool]
 
 
@@ -63,7 +63,7 @@ class Arrival:
         return {NAME_HEADER: self.file, TOPIC_HEADER: self.topic}
 
     def ttl_ms(self) -> int:
-        """The rest of its time; 0 or less: it has expired."""
+        """Return the remaining lifetime in ms; 0 or less: it has expired."""
         return self.name.expires_ms - time.time_ns() // 10**6
 
 
@@ -71,7 +71,7 @@ Singles = dict[str, dict[str, Arrival]]  # by bucket and file
 
 
 class Importer:
-    """Import from one folder into one group. `singles`: gets the singles that are found; None: they are ignored."""
+    """The import from one folder into one group. `singles`: receives the singles found; None: they are ignored."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class Importer:
     ) -> None:
         self._folder, self._link, self._topics, self._origin = folder, link, topics, origin
         self._seen, self._changes, self._selects, self._singles, self._expire = seen, changes, selects, singles, expire
-        self._passed: dict[str, set[str]] = {bucket: set() for bucket in folder.buckets}  # files that are not imported
-        self._torn: set[str] = set()  # that could not be read once
-        self._scanned: dict[str, float] = {}  # when each bucket was, UNIX time
-        self._again: set[str] = set()  # buckets with files that are to be looked at again
+        self._passed: dict[str, set[str]] = {bucket: set() for bucket in folder.buckets}  # files not to be imported
+        self._torn: set[str] = set()  # files that could not be read once
+        self._scanned: dict[str, float] = {}  # UNIX time of the last scan of each bucket
+        self._again: set[str] = set()  # buckets with files to be tried again
         self._present: dict[str, set[str]] = {}  # ids in each bucket at its last scan
         self._forgot = time.monotonic()
         self._warned: set[str] = set()
 
     def scan(self, buckets: Iterable[str]) -> None:
-        """Import new files of these buckets, and of those that are due again."""
+        """Import new files of these buckets, and of those with files to be tried again."""
         due, self._again = {*buckets, *self._again}, set()
         if not due:
             return
@@ -124,10 +124,10 @@ class Importer:
             self._again |= due
         self._forget()
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ finding files
 
     def _look(self, bucket: str) -> list[Arrival]:
-        """The files of a bucket that are to be imported as multis; notes the singles."""
+        """Scan a bucket. Returns the multis to import; singles are entered in `singles`."""
         began, before, arrivals = time.time(), self._scanned.get(bucket), []
         self._changes.scanning(bucket)
         passed, present, seen = self._passed[bucket], set(self._folder.files(bucket)), self._seen
@@ -151,7 +151,7 @@ class Importer:
         return arrivals
 
     def _recognize(self, bucket: str, file: str) -> Arrival | None:
-        """A message to be imported; None: it is not, or not now."""
+        """Return the message of a file if it is to be imported; None: it is not, or not now."""
         name = parse(file)
         if (
             name is None
@@ -184,7 +184,7 @@ class Importer:
         self._passed[bucket].add(file)
 
     def _put_off(self, bucket: str, file: str, reason: str) -> None:
-        """Look at it again once, at the next scan."""
+        """Try a file again at the next scan, once; then pass it over."""
         if file in self._torn:
             self._torn.discard(file)
             self._pass_over(bucket, file, reason)
@@ -193,7 +193,7 @@ class Importer:
             self._again.add(bucket)
 
     def _check_clock(self, arrival: Arrival, before: float | None) -> None:
-        """Warn once where a new file's time is not ours."""
+        """Warn once if the time of a new file shows that a writer's clock differs from ours."""
         try:
             changed = self._folder.status(arrival.bucket, arrival.file).st_mtime
         except FileNotFoundError:
@@ -205,7 +205,7 @@ class Importer:
             self._warn("clock", f"the clock of a writer is {off:+.0f} s off ours (expected less than {CLOCK_S:.0f} s)")
 
     def _warn(self, about: str, text: str) -> None:
-        """Log it once."""
+        """Log a warning once for each `about`."""
         if about not in self._warned:
             self._warned.add(about)
             log.warning("%s", text)
@@ -213,7 +213,7 @@ class Importer:
     # ------------------------------------------------------------ into the group
 
     def _read(self, arrival: Arrival) -> Outgoing | None:
-        """The message of a file; None: it cannot be read now, or it is large and was appended."""
+        """Read the message of a file. None: it cannot be read now, or it was large and is appended already."""
         try:
             with self._folder.open(arrival.bucket, arrival.file) as file:
                 size = os.fstat(file.fileno()).st_size - 1
@@ -232,8 +232,8 @@ class Importer:
         return outgoing(arrival, body, single=False)
 
     def _append(self, batch: list[Outgoing], imports: list[Arrival]) -> bool:
-        """Append these messages, several under way at once; where one is refused, or may have been discarded, one after
-        the other. Whether the group may have room for others."""
+        """Append messages, several under way at once. If one is refused, or may have been discarded, append them one
+        after the other. Whether the group may have room for more."""
         if not batch:
             return True
         try:
@@ -250,7 +250,8 @@ class Importer:
         return all(self._append_one(a, partial(append_whole, self._link, m)) for m, a in singly)
 
     def _append_one(self, arrival: Arrival, append: Callable[[], object]) -> bool:
-        """Append a message, or put it off, or pass it over. Whether the group may have room for others."""
+        """Append a message; without room try it at the next scan, after another error pass it over. Whether the group
+        may have room for more."""
         try:
             self._link.repeat(append)
         except Interrupted:
@@ -268,10 +269,10 @@ class Importer:
     def _note(self, imports: Sequence[Arrival]) -> None:
         self._seen.add([Import(id_of(arrival.file), arrival.name.expires_ms) for arrival in imports])
 
-    # ------------------------------------------------------------ what is over
+    # ------------------------------------------------------------ forgetting
 
     def _forget(self) -> None:
-        """Remember no more what has expired and is not there any more."""
+        """Forget imported messages that have expired and whose files were removed."""
         now = time.monotonic()
         if now - self._forgot < FORGET_S or len(self._present) < len(self._folder.buckets):
             return
@@ -282,14 +283,14 @@ class Importer:
 
 
 def outgoing(arrival: Arrival, body: bytes, *, single: bool) -> Outgoing:
-    """The message of a file, under its id and with the rest of its time."""
+    """Return the message of a file, with its id and its remaining lifetime."""
     ttl = timedelta(milliseconds=min(max(arrival.ttl_ms(), 1), LONGEST_MS))
     return Outgoing(arrival.stream, body, ttl=ttl, headers=arrival.headers, id=id_of(arrival.file), single=single)
 
 
 def append_whole(link: GroupLink, message: Outgoing) -> None:
-    """Append a message, unless it is known by its id. Raises StreamFull, also where the group discards it: its file is
-    perhaps the only copy."""
+    """Append a message, unless the group knows its id. Raises StreamFull, also if the group discards the message, as
+    its file may be the only copy."""
     receipt = link.group.publish(
         message.stream, message.body, ttl=message.ttl, headers=message.headers, id=message.id, single=message.single
     )
@@ -298,8 +299,8 @@ def append_whole(link: GroupLink, message: Outgoing) -> None:
 
 
 def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
-    """Append a body that is larger than a message, in parts. Raises TooLong where these may be discarded, which no
-    answer says."""
+    """Append a body that is larger than a message, in parts. Raises TooLong under `full drop-new`, as no answer shows
+    that parts were discarded."""
     if link.settings()["full"] == "drop-new":
         size = os.fstat(file.fileno()).st_size - 1
         raise TooLong(f"message of {size} bytes: with 'full drop-new' (expected at most {limits.MESSAGE_BYTES})")
@@ -315,31 +316,31 @@ def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
         raise Disconnected("body incomplete: the server was restarted") from None
 
 
-# ---------------------------------------------------------------- which messages the bridges have imported
+# ---------------------------------------------------------------- imported messages
 
-# A line of their state file is an id, and when it expires. The bridges of one machine, folder and group share it: each
-# appends what it imported, and reads what the others did. A lost file costs repeats that the group's `dedup` finds.
+# A line of the state file is an id and its expiry time, UNIX ms. The bridges of one machine, folder and group share the
+# file: each appends its imports, and reads those of the others. If it is lost, `dedup` of the group finds repeats.
 
-REWRITE_LINES = 10_000  # that are of no use any more, before the file is written again
+REWRITE_LINES = 10_000  # forgotten lines before the file is written again
 
 
 class Import(NamedTuple):
-    """A message that was imported."""
+    """An imported message."""
 
     id: str
     expires_ms: int
 
 
 class Seen:
-    """Raises OSError."""
+    """The file of imported messages. All calls raise OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         self._file = self._open()
         self._imports: dict[str, Import] = {}
-        self._lines = 0  # read of the file
-        self._rest = b""  # a line without its end
+        self._lines = 0  # lines of the file read so far
+        self._rest = b""  # an incomplete line at its end
         self.refresh()
 
     def __contains__(self, id: str) -> bool:
@@ -349,18 +350,18 @@ class Seen:
         return len(self._imports)
 
     def _open(self) -> IO[bytes]:
-        file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - it is open as long as this is
+        file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - closed by `close`
         file.seek(0)
         return file
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The file is this bridge's alone, and all of it was read."""
+        """Lock the file, open it again if another bridge replaced it, and read the lines of the others."""
         while True:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             if self._is_current():
                 break
-            self._file.close()  # another bridge wrote it again
+            self._file.close()  # another bridge replaced it
             self._file, self._imports, self._lines, self._rest = self._open(), {}, 0, b""
         try:
             self._read()
@@ -383,11 +384,11 @@ class Seen:
                 self._imports[id] = Import(id, int(expires))
 
     def add(self, imports: Sequence[Import]) -> None:
-        """Note them, after they were appended to the group."""
+        """Record imports, after their messages were appended to the group."""
         with self._locked():
-            before = b"\n" if self._rest else b""  # which ends what a bridge that was killed has begun
+            before = b"\n" if self._rest else b""  # ends the incomplete line of a killed bridge
             data = before + b"".join(map(_line, imports))
-            while data:  # of a disk that becomes full the first write takes a part
+            while data:  # when the disk becomes full, the first write may be partial
                 data = data[self._file.write(data) :]
             self._rest = b""
             self._lines += len(imports)
@@ -399,7 +400,7 @@ class Seen:
             pass
 
     def forget(self, is_over: Callable[[Import], bool]) -> None:
-        """Remember some no more."""
+        """Forget the imports for which `is_over` is true. Their lines are removed when there are REWRITE_LINES."""
         self._imports = {one.id: one for one in self._imports.values() if not is_over(one)}
         if self._lines - len(self._imports) > REWRITE_LINES:
             self._rewrite()
@@ -410,7 +411,7 @@ class Seen:
             with open(fresh, "wb") as file:
                 file.writelines(map(_line, self._imports.values()))
                 file.flush()
-                os.fsync(file.fileno())  # else a power cut may leave an empty file of that name
+                os.fsync(file.fileno())  # else a power cut may leave an empty file
             os.replace(fresh, self._path)
         self.refresh()
 

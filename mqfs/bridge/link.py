@@ -1,6 +1,6 @@
-"""The group that a bridge is a client of: calls that outlast a lost connection, and files the library has no call for.
+"""The group of a bridge: calls that are repeated after a lost connection, and files that the library has no call for.
 
-Raises Interrupted where the bridge stops meanwhile.
+All calls raise Interrupted if the bridge stops meanwhile.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from mqfs.syntax.patterns import Words
 T = TypeVar("T")
 
 CONNECT_S = 10.0
-PARKED_S = 1.0  # that a write waits for room, until it is asked whether it may
-LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for a message now
+PARKED_S = 1.0  # between two calls of `may_wait` while a write waits for room
+LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # errors of a group without room for a message now
 
 
 class GroupLink:
-    """A group, over one connection of 9P, which is made again where it is lost. Thread-safe."""
+    """A group, over one 9P connection, which is made again if it is lost. Thread-safe."""
 
     def __init__(
         self, address: str, path: str, *, user: str, token: str, stopping: threading.Event, create: bool = False
@@ -56,12 +56,12 @@ class GroupLink:
         self._link = NinepTransport(address, user=user, token=token, timeout=CONNECT_S, reconnect=True)
         self._client = Client(self._link, True)
         self.group = self.repeat(lambda: self._client.group(self.path, create=create))
-        self.discards = False  # with `full drop-new`, as of the last look
+        self.discards = False  # whether the group had `full drop-new` at the last check
         with suppress(*LATER):
-            self.may_discard()  # before the first write, which would be repeated after it
+            self.may_discard()  # checked first, so that the first write need not be repeated
 
     def repeat(self, call: Callable[[], T]) -> T:
-        """The result of a call, which is repeated while the server is away, or stops."""
+        """Return the result of a call, which is repeated while the server is disconnected or stopping."""
         try:
             return Backoff(True, self.stopping).retry(call, Disconnected, Interrupted)
         except (Disconnected, Interrupted):
@@ -73,17 +73,17 @@ class GroupLink:
         return cast(dict[str, Any], json.loads("\n".join(self.lines(".stats"))))
 
     def settings(self) -> dict[str, str]:
-        """The lines of ctl by their first word, of settings the values."""
+        """Return the lines of ctl by their first word; the values are the rest of each line."""
         return {row[0]: row[2] for row in (line.partition(" ") for line in self.lines("ctl"))}
 
     def words(self) -> Words:
-        """The words of the group's patterns."""
+        """Return the separator and wildcards of the group's patterns."""
         return Words(*split(self.settings()["words"]))
 
     def lines(self, file: str) -> list[str]:
-        """The lines of a file that has an end."""
+        """Return the lines of a file that has an end."""
         text = self.repeat(lambda: read_whole(self._link, f"{self.path}/{file}")).decode()
-        return text.removesuffix("\n").split("\n")  # not `splitlines`: a name or a pattern may hold what ends one there
+        return text.removesuffix("\n").split("\n")  # not `splitlines`: a name may have other line separators
 
     def open(self, file: str, mode: str) -> File:
         return self._link.open(f"{self.path}/{file}", mode)
@@ -93,17 +93,21 @@ class GroupLink:
         write_lines(self._link, f"{self.path}/{file}", line)
 
     def may_discard(self) -> bool:
-        """Whether the group may have discarded messages since the last look: it has `full drop-new`, or had it then.
-        One thread may ask."""
+        """Whether the group may have discarded messages since the last check: it has `full drop-new`, or had it then.
+        For one thread only."""
         before = self.discards
-        with suppress(Denied):  # a user who may only write: it is not known
+        with suppress(Denied):  # a user who may only write cannot know
             self.discards = self.settings()["full"] == "drop-new"
         return before or self.discards
 
     def put_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
-        """Publish messages that have options, all under way at once: the error of each, or None. Makes their streams.
-        `may_wait` is asked after each PARKED_S that some wait for room; where not, they are taken back: Again. Raises
-        TooLong, and then sends none; Disconnected; what `may_wait` raises; and why nothing can be put."""
+        """Publish messages with options, all under way at once, and make their streams. Returns the error of each, or
+        None.
+
+        `may_wait` is called after each PARKED_S in which some wait for room; if it returns False they are cancelled,
+        with the error Again. Raises TooLong, and then sends none; Disconnected; the error of opening `.put`; and as
+        `may_wait`.
+        """
         answered = self.discards
         errors = self._put_each(messages, may_wait, answered)
         missing = [at for at, error in enumerate(errors) if isinstance(error, NotFound)]
@@ -121,7 +125,7 @@ class GroupLink:
     def _put_discarded(
         self, messages: Sequence[Outgoing], written: list[int], may_wait: Callable[[], bool], answered: bool
     ) -> list[tuple[int, MqfsError | None]]:
-        """Put messages again that the group may have discarded; it knows the others by their ids."""
+        """Publish messages again that the group may have discarded; it ignores the others, whose ids it knows."""
         try:
             if not written or not self.may_discard() or answered:
                 return []
@@ -132,14 +136,14 @@ class GroupLink:
     def _put_these(
         self, messages: Sequence[Outgoing], these: list[int], may_wait: Callable[[], bool], answered: bool
     ) -> list[tuple[int, MqfsError | None]]:
-        """Put some of the messages: the number and the error of each."""
+        """Publish some of the messages. Returns the index and the error of each."""
         if not these:
             return []
         errors = self._put_each([messages[at] for at in these], may_wait, answered)
         return [*zip(these, errors, strict=True)]
 
     def _make(self, stream: str) -> MqfsError | None:
-        """Why the stream is not there."""
+        """Make a stream. Returns None if it exists then, else the error."""
         path = f"{self.path}/{stream}"
         try:
             self._link.create(path)
@@ -156,7 +160,8 @@ class GroupLink:
     def _put_each(
         self, messages: Sequence[Outgoing], may_wait: Callable[[], bool], answered: bool
     ) -> list[MqfsError | None]:
-        """`answered`: one after the other, as an answer alone says that a message was discarded."""
+        """Publish messages. Returns the error of each. `answered`: one after the other with a receipt, as only this
+        shows that a message was discarded."""
         try:
             opened = self.open(".put", "r+" if answered else "w")
         except LATER as error:
@@ -165,11 +170,11 @@ class GroupLink:
             return _ask_all(file, messages, may_wait) if answered else _write_all(file, messages, may_wait)
 
     def connection(self) -> object:
-        """The present one: another than before where the server was away. Raises Disconnected."""
+        """Return the present connection: a new object if it was lost before. Raises Disconnected."""
         return self._link.connection()
 
     def follow(self, first: int) -> CursorSubscription:
-        """The messages from a sequence on, including future ones. Its reads raise Disconnected."""
+        """Follow the messages from a sequence on, with future ones. Reads raise Disconnected."""
         return CursorSubscription(self._link, self.path, "#", start=str(first))
 
     def close(self) -> None:
@@ -182,13 +187,13 @@ def _write_all(file: ninep.File, messages: Sequence[Outgoing], may_wait: Callabl
     with suppress(Disconnected):
         while not _are_answered(client, slots) and may_wait():
             pass
-        for slot in reversed(slots):  # so that none passes one before it
+        for slot in reversed(slots):  # the last first, so that no message overtakes an earlier one
             client.flush(slot)
     return [_error_of(client, slot) for slot in slots]
 
 
 def _ask_all(file: ninep.File, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
-    """After one that has no room none is tried."""
+    """Publish messages one after the other. After the first without room the rest get its error, unsent."""
     errors: list[MqfsError | None] = []
     for message in messages:
         errors.append(_ask(file, message, may_wait))
@@ -209,12 +214,12 @@ def _ask(file: ninep.File, message: Outgoing, may_wait: Callable[[], bool]) -> M
 
 
 def discarded(message: Outgoing, receipt: Receipt) -> StreamFull | None:
-    """Why a message is not in the group though it was taken: its stream is full, with `full drop-new`."""
+    """Return the error for an accepted message that `full drop-new` discarded; None: it is in the group."""
     return None if receipt.sequence else StreamFull(f"stream {message.stream!r}: full, the message was discarded")
 
 
 def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:
-    """Waits for PARKED_S."""
+    """Whether all writes are answered within PARKED_S."""
     deadline = time.monotonic() + PARKED_S
     try:
         for slot in slots:
@@ -225,7 +230,7 @@ def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:
 
 
 def _error_of(client: ninep.Client, slot: ninep.Slot) -> MqfsError | None:
-    """The error of a write; Again where it was flushed."""
+    """Return the error of a write, or None; Again if it was flushed."""
     try:
         reply = client.wait(slot)
         if reply is None:

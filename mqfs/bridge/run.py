@@ -1,7 +1,7 @@
 """`mqfs bridge fsq`: the parts of a bridge, each on a thread, and their end.
 
-Singles go from the folder into the group, as many as readers wait for: fsq's own workers may have the others. Each is
-locked as fsq does, appended under an id, and then removed; so it is appended once, whoever is killed meanwhile.
+Singles are moved from the folder into the group, as many as readers wait for; fsq's own workers may get the others.
+Each is locked as fsq does, published with an id, and then removed. So it is published once, even if a bridge is killed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from mqfs.syntax.patterns import Words, compile_pattern, compile_selection, has_
 
 log = logging.getLogger("mqfs.bridge")
 
-MOST_EACH = 16  # singles for a reader: appended, they are lost to fsq's workers
+MOST_EACH = 16  # singles moved for one reader at once: moved ones are lost to fsq's workers
 
 Covers = Callable[[str], bool]
 
 
 class SinglesImporter:
-    """Move singles of a folder into a group. `waiting`: those that scans found. `own`: the bridge's consumer."""
+    """The move of singles from a folder into a group. `waiting`: the singles that scans found. `own`: the bridge's
+    consumer."""
 
     def __init__(self, folder: Folder, link: GroupLink, waiting: Singles, own: str) -> None:
         self._folder, self._link, self._waiting, self._own = folder, link, waiting, own
         self._deliver_one = link.settings()["deliver"] == "one"
         self._passed: set[str] = set()
-        self._warned: set[type[MqfsError]] = set()  # for which no single has room, reported once
-        self._each = 1  # for a parked reader
+        self._warned: set[type[MqfsError]] = set()  # errors for lack of room that were logged
+        self._each = 1  # singles to move for each parked reader
 
     def run(self) -> bool:
-        """Append singles for parked readers; whether there were any. One for each, and more where they are fast."""
+        """Move singles for parked readers: one for each, and twice as many each time while readers wait, up to
+        MOST_EACH. Whether any was moved."""
         if not any(self._waiting.values()):
             self._each = 1
             return False
@@ -67,7 +69,7 @@ class SinglesImporter:
         return moved
 
     def _oldest(self) -> Iterator[Arrival]:
-        """Those that were found, of each bucket in the order of their ends; the buckets in any order."""
+        """Yield the singles found, from the buckets in random order, in each by expiry time."""
         buckets = list(self._waiting.values())
         random.shuffle(buckets)
         for bucket in buckets:
@@ -80,7 +82,7 @@ class SinglesImporter:
     # ------------------------------------------------------------ readers
 
     def _readers(self) -> list[Readers]:
-        """The parked readers. Those of a stream with singles that wait have no use for them."""
+        """Return the parked readers. Those of a stream with waiting singles are left out: they need no others."""
         stats = self._link.stats()
         if self._deliver_one:
             rows = ((name, row, row["consumer"]) for name, row in stats["streams"].items())
@@ -104,7 +106,7 @@ class SinglesImporter:
         return found
 
     def _views(self) -> dict[str, list[str]]:
-        """The patterns and programs of each view."""
+        """Return the patterns and programs of each view."""
         found: dict[str, list[str]] = {}
         for line in self._link.lines("ctl"):
             word, *rest = split(line)
@@ -115,7 +117,7 @@ class SinglesImporter:
     # ------------------------------------------------------------ one single
 
     def _move(self, arrival: Arrival) -> bool:
-        """Append a single and remove its files; whether it was this bridge's to do."""
+        """Append a single and remove its files. Whether this bridge did it."""
         try:
             return self._move_locked(arrival)
         except (NotPlain, PermissionError) as error:
@@ -158,14 +160,15 @@ class SinglesImporter:
 
 @attrs.define
 class Readers:
-    """Parked readers of one consumer."""
+    """The parked readers of one consumer, and the streams that it covers."""
 
     covers: Covers
     parked: int
 
 
 def _covering(over: str, streams: Iterable[str], views: dict[str, list[str]], words: Words, full: set[str]) -> Covers:
-    """Whether a consumer over that gets the messages of a stream, but for those. A program may select any."""
+    """Return a function: whether a consumer over `over` gets the messages of a stream that is not in `full`. A program
+    counts as selecting any."""
     if not over or over in streams:
         return lambda stream: stream not in full and over in ("", stream)
     matches = [_pattern(text, words) for text in views.get(over, [])]
@@ -181,7 +184,7 @@ def _pattern(text: str, words: Words) -> Covers:
 
 # ------------------------------------------------------------ the parts of a bridge
 
-FIRST_LOOK_S = 0.005  # for parked readers, after one was served; then twice as long each time, up to the poll
+FIRST_LOOK_S = 0.005  # pause before a check for parked readers; doubled each time, up to the poll interval
 
 
 @attrs.frozen(kw_only=True)
@@ -217,7 +220,7 @@ def run(options: Options) -> int:
 
 
 class Bridge:
-    """One folder and one group."""
+    """A bridge between one folder and one group."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -231,8 +234,8 @@ class Bridge:
         stats = self._link.stats()
         self._origin = Origin(stats["store"], stats["group"])
         self._selects = compile_selection(options.patterns, self._link.words())
-        self._singles: Singles = {}  # found, not imported
-        self._found = threading.Event()  # there may be some
+        self._singles: Singles = {}  # singles found, but not imported
+        self._found = threading.Event()  # set when there may be some
         self._check()
         if os.geteuid() == 0 and (owner := self._folder.owner) != 0:
             log.warning(
@@ -241,7 +244,7 @@ class Bridge:
             )  # fmt: skip
 
     def _check(self) -> None:
-        """Raises BadConfig where the group's settings cannot keep the guarantees."""
+        """Check that the group's settings can keep the guarantees. Raises BadConfig."""
         options, settings = self._options, self._link.settings()
         self._deliver_one = settings["deliver"] == "one"
         if not options.inwards:
@@ -270,8 +273,8 @@ class Bridge:
         return 0
 
     def stop(self) -> None:
-        """End it, soon: if a part waits for a disk or a server that does not answer, by SIGALRM, as a bridge may be
-        killed at any moment. A signal handler may call it."""
+        """Stop the bridge. If a part waits for a disk or a server that does not answer, SIGALRM kills the process after
+        BRIDGE_STOP_S, which is safe at any moment. A signal handler may call it."""
         signal.setitimer(signal.ITIMER_REAL, limits.BRIDGE_STOP_S)
         self._stopping.set()
         self._found.set()
@@ -300,7 +303,7 @@ class Bridge:
             if self._options.singles:
                 yield self._export_singles
 
-    # ------------------------------------------------------------ what each does
+    # ------------------------------------------------------------ parts
 
     def _import(self) -> None:
         options, closing = self._options, contextlib.closing
@@ -343,7 +346,7 @@ class Bridge:
 
 
 def default_state(folder: str, origin: Origin) -> str:
-    """The state file of the bridges between a folder and a group."""
+    """Return the path of the state file of the bridges between a folder and a group."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     digest = hashlib.sha256(f"{folder}\0{origin.store}\0{origin.group}".encode()).hexdigest()[:16]
     return f"{base}/mqfs/fsq-{digest}"
