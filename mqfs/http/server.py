@@ -73,7 +73,7 @@ class HttpServer(Acceptor):
         self._empty = trio.Event()
 
     def add(self, listener: Listener, table: Table = TREE) -> None:
-        """Serve the routes of a table at an address; called before `run`."""
+        """Serve the routes of a table at an address, from the start or while running."""
         self._tables[listener] = table
         super().add(listener)
 

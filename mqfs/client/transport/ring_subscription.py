@@ -142,7 +142,7 @@ class RingSubscription(CursorSubscription):
             if self._closed.is_set():
                 return
             if at.socket.is_lost:
-                raise Disconnected(f"{self._link.label}: the server closed the connection")  # no log can be read
+                raise Disconnected(f"{self._link.label}: the server closed the connection")  # the log gets no more
         past = CursorSubscription(
             self._link, self._path, self._names,
             start=start, until=str(end - 1), singly=True, was_away=self._server_was_away(),
