@@ -31,14 +31,14 @@ def print_duration(ns: int) -> str:
 
 
 def format_duration(value: float | str | timedelta) -> str:
-    """Return seconds or a timedelta in whole milliseconds, rounded up (less than half a microsecond is 0); a text as it
-    is. Raises BadRequest."""
+    """Return seconds or a timedelta in whole milliseconds, rounded up (0 stays 0); a text as it is. Raises
+    BadRequest."""
     if isinstance(value, str):
         return value
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not 0 <= seconds < 1e9:
         raise BadRequest(f"invalid duration: {seconds} s (expected 0 to 999999999)")
-    return f"{math.ceil(round(seconds * 1_000, 3))}ms" if seconds else "0"
+    return f"{max(1, math.ceil(round(seconds * 1_000, 3)))}ms" if seconds else "0"
 
 
 def format_moment(value: float | str | timedelta | datetime) -> str:
