@@ -1,1 +1,1 @@
-"""The command line: mqfs serve, check, bench, spark. Imports what a command needs when it runs."""
+"""The command line: mqfs serve, check, bench, spark. A command imports its modules when it runs."""

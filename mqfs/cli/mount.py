@@ -63,7 +63,7 @@ def mount(token_file: str | None, **options: Any) -> int:
 
 
 def may_others(options: Options) -> bool | None:
-    """Whether others may use the mount; None: the mount's default. Unless set, no where the server cannot know them."""
+    """Whether others may use the mount; None: the default. Unless set, not if the server cannot tell users apart."""
     knows = all(isinstance(one, UnixAddress) for one in parse_addresses(options.address)) and not options.user
     return options.allow_other if knows or options.allow_other is not None else False
 

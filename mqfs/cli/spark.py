@@ -68,7 +68,7 @@ def _optional_source(options: dict[str, Any], streams: tuple[str, ...]) -> Any:
 
 
 def _needs_spark(function: F) -> F:
-    """Wrap a command to raise BadConfig if pyspark is not installed."""
+    """Wrap a command to raise BadConfig if pyspark or pyarrow is not installed."""
 
     @wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:

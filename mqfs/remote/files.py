@@ -89,7 +89,7 @@ class OpenFile:
         self.channel: PutChannel | None = None
         self.dedup_s = float("inf")  # how long ids are remembered by a `.put` that was opened again
         self.ahead: ReadAhead | None = None
-        self._readers: dict[int, Callable[[], None]] = {}  # live processes behind its claims: stops of their watches
+        self._readers: dict[int, Callable[[], None]] = {}  # stop functions of the watched processes behind its claims
         self._is_watching = False
         self._notify: Callable[[], None] | None = None  # of poll
 

@@ -26,7 +26,7 @@ class InsideServer:
     """A server, from `mqfs.serve`. Serves from `start` to `close`, or in a `with` or `async with` block."""
 
     def __init__(self, options: Options) -> None:
-        """Raises BadConfig."""
+        """Check the options. Raises BadConfig."""
         check_words(options)
         self._options, self._folder = options, ""
         self.addresses: tuple[str, ...] = ()  # of 9P, then of HTTP, with the ports that were chosen

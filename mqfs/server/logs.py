@@ -256,10 +256,10 @@ class Syslog(SysLogHandler):
 
 
 def move_to_syslog(path: str = "/dev/log") -> None:
-    """Log to syslog from now on, as of a process that leaves its terminal; nowhere where there is none.
+    """Log to syslog from now on, for a process that leaves its terminal; without syslog, log nothing.
 
     Args:
-        path: Its socket.
+        path: The socket of syslog.
     """
     for logger in (logging.root, logging.getLogger("mqfs.audit")):
         handler: logging.Handler

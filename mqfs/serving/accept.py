@@ -116,7 +116,7 @@ class Acceptor:
     # ------------------------------------------------------------ hooks of a front end
 
     def start_tasks(self) -> None:
-        """Start its own tasks in `nursery`."""
+        """Start the front end's own tasks in `nursery`."""
 
     def peer(self, sock: socket.socket, address: Address) -> Peer:
         """Return the peer of an accepted socket. Raises OSError if it has disconnected."""
@@ -129,7 +129,7 @@ class Acceptor:
         return Peer(where, uid, gid, pid, groups=peer_groups(sock))
 
     def take_place(self, peer: Peer) -> None:
-        """Count a connection. Raises OverLimit."""
+        """Acquire a place for a connection. Raises OverLimit."""
         self._places.acquire(peer.account)
 
     def give_place(self, peer: Peer) -> None:

@@ -130,7 +130,7 @@ class Client:
         self.socket, self.caller, self.where = sock, machine, where
         self._send_bytes = sock.sendall if isinstance(sock, TlsSocket) else partial(send_all, sock)
         self.silence = Silence()
-        self.lost = ""  # the reason
+        self.lost = ""  # the reason, once lost
         self._dropped: list[Channel] = []  # of collected files, to be clunked with the next call
         self._forks = _forks
         self._lock = threading.Lock()  # guards the machine and the fields below

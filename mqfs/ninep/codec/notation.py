@@ -1,15 +1,16 @@
-"""The one textual notation of 9P messages: of the trace, of `tests/ninep/dialogues/*.txt` and of the documents.
+"""The one textual notation of 9P messages: for the trace, `tests/ninep/dialogues/*.txt` and the documents.
 
     Tversion tag NOTAG msize 8192 version 9P2000
     Rwalk tag 1 qids [12.0.d 40.0.a]
     Twrite tag 3 fid 2 offset 0 data "hi\n"
 
-Printing and parsing are inverse. A message is its name and then each field's name and value.
-Numbers are decimal, modes octal with a leading 0, all bits set is `~` (NOTAG of a tag, NOFID of a fid). A qid is
-path.version.type, the type a letter (d directory, a append-only, f file) or a number. Texts stand bare or, where
-they have blanks, quotes, brackets or nothing in them, as JSON strings; so does data that is printable UTF-8, else it is
-0x and hexadecimal. Lists stand in brackets, the fields of a stat or an entry in braces. A field that has its default
-value and is not part of every dialect is left out.
+Printing and parsing are inverse. A message is its name, then the name and value of each field.
+
+Numbers are decimal, modes octal with a leading 0. All bits set is `~` (NOTAG for a tag, NOFID for a fid). A qid is
+path.version.type, the type a letter (d directory, a append-only, f file) or a number. A text is bare; if it is empty or
+has blanks, quotes or brackets, it is a JSON string. Data that is printable UTF-8 is a JSON string, other data 0x and
+hexadecimal. Lists are in brackets, the fields of a stat or an entry in braces. A field that is not part of every
+dialect is left out if it has its default value.
 """
 
 from __future__ import annotations

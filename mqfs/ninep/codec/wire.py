@@ -24,7 +24,7 @@ from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import Dir, Entry, Fcall, Rerror, Rlerror
 
 _LINUX_FIRST, _LINUX_LAST = 7, 77  # the types that only 9P2000.L has
-_NOT_LINUX = {106, 107, 112, 113, 114, 115, 124, 125, 126, 127}  # open, create, stat, wstat and error have others there
+_NOT_LINUX = {106, 107, 112, 113, 114, 115, 124, 125, 126, 127}  # 9P2000.L replaces open, create, stat, wstat, error
 
 
 class Dialect(enum.Enum):
@@ -65,7 +65,7 @@ def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) 
     return Rerror(tag, text.encode("utf-8", "replace").decode(), error.errno)
 
 
-_GENERIC: dict[int, type[MqfsError]] = {  # where several conditions share a number
+_GENERIC: dict[int, type[MqfsError]] = {  # for errnos of several conditions
     errno.EINVAL: errors.BadRequest,
     errno.ENOENT: errors.NotFound,
     errno.EIO: errors.DiskFailed,

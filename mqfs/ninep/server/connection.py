@@ -178,7 +178,7 @@ def _nonblocking(descriptor: int) -> Iterator[None]:
 # ------------------------------------------------------------ a connection
 
 RECEIVE_BYTES = 65_536
-BATCHES = 16  # read in a row from one connection before the others are served
+BATCHES = 16  # performed before other tasks run
 JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
 GATHER = 1_000  # buffers of one writev; the system accepts 1,024
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
@@ -200,7 +200,7 @@ class Connection:
         self.sent = 0  # bytes
         self._held = 0  # bytes charged to the client's memory limit
         self._unsent: list[memoryview] = []
-        self._moved = trio.Event()  # set when something was sent, or a reply came
+        self._moved = trio.Event()  # set when bytes were sent, or a reply is ready
         self._pause: trio.CancelScope | None = None  # of a wait for bytes; cancelled when the session resumes
 
     @property

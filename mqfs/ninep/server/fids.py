@@ -241,7 +241,7 @@ class OpenDirectory:
         self._left = 0  # bytes of the last read's count that it did not fill
 
     def begin(self, offset: int) -> Step[None]:
-        """Read the current names of the directory where a read at this offset needs them: at the beginning."""
+        """Read the directory's current names before the first read, and before one at offset 0."""
         return None if offset and self._listing.is_there else self._listing.begin()
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ _numbers = itertools.count(1)
 
 
 def ended(*_: object) -> None:
-    """Replace the callbacks of a connection that has ended."""
+    """Do nothing: a stand-in for the driver's callbacks once its connection has ended."""
 
 
 class Session:
