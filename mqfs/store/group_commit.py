@@ -7,9 +7,9 @@
 The mark is read before the sync, as writers append while it runs. Segments are synced in their order, then the folder;
 a segment whose last byte is on disk is sealed. A failed sync makes the log read-only: no later one counts as success.
 
-The committer, the core's only other thread, syncs and makes the few other calls that may take long. Each key has at
-most one pending job; another request only makes it earlier, so one sync serves all callers of a log. Results are
-posted to the engine's thread, where `run_posted` runs them.
+One thread, the committer, syncs and makes the few other calls that may take long. Each key has at most one pending job;
+another request only makes it earlier, so one sync serves all callers of a log. Results are posted to the engine's
+thread, where `run_posted` runs them.
 """
 
 from __future__ import annotations
