@@ -14,8 +14,8 @@ from mqfs.syntax.duration import format_duration, parse_duration
     ("value", "text"),
     [
         (0, "0"), (0.0, "0"), (timedelta(0), "0"), (1, "1000ms"), (0.25, "250ms"), (timedelta(minutes=1), "60000ms"),
-        (1e-7, "1ms"), (0.0004, "1ms"), (0.0012, "2ms"), (timedelta(microseconds=1_001), "2ms"), (0.001, "1ms"), (1.001, "1001ms"),
-        ("5m", "5m"),
+        (1e-7, "1ms"), (0.0004, "1ms"), (0.0012, "2ms"), (timedelta(microseconds=1_001), "2ms"), (0.001, "1ms"),
+        (1.001, "1001ms"), ("5m", "5m"),
     ],
 )  # fmt: skip
 def test_what_is_not_0_stays_so(value: float | str | timedelta, text: str) -> None:
