@@ -431,7 +431,7 @@ class Worker(Receiver):
 
 
 class Pinger(Actor):
-    """Publishes a message and waits for its echo, again and again."""
+    """An actor that publishes a message and waits for its echo, again and again."""
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PING)
@@ -455,7 +455,7 @@ class Pinger(Actor):
 
 
 class Echo(Actor):
-    """Publishes each received message again."""
+    """An actor that publishes each received message again."""
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PONG)

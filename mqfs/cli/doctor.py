@@ -239,8 +239,7 @@ def _tokens(path: str) -> Iterator[Finding]:
 
 
 def _replica(url: str) -> Iterator[Finding]:
-    """Check whether an engine answers and can fence, and report its promises. Make no files, which would be this
-    user's."""
+    """Check whether an engine answers and can fence; report its promises. Make no files: this user would own them."""
     from mqfs.replica.log import open_log  # here, as it needs the package of its engine
 
     if (is_file := url.startswith("file://")) and importlib.util.find_spec("obstore") is not None:

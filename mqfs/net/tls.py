@@ -121,7 +121,7 @@ class DescriptorCalls(Protocol):
 
 
 class TlsCalls:
-    """Read and write the plaintext of one nonblocking descriptor, by calls like those of os.
+    """Calls like those of os, which read and write the plaintext of one nonblocking descriptor.
 
     The caller waits where a call would block. `failed` is called with the reason if TLS fails; the caller sees the end
     of the connection.

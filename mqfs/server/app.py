@@ -370,8 +370,7 @@ class Server:
             nursery.cancel_scope.cancel()
 
     def load(self, store: Store, user: User, rings: RingRegistry) -> Tree:
-        """Return the tree of the store. It recovers each group, which may take long. Raises StoppedEarly at a
-        signal."""
+        """Return the tree of the store. Recovering its groups may take long. Raises StoppedEarly at a signal."""
         with Progress() if self.owns_process else contextlib.nullcontext() as line, self.early_signals():
 
             def progress(done: int, total: int) -> None:

@@ -123,7 +123,8 @@ _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ER
 
 
 class Sparing(logging.Filter):
-    """Pass limits.LOG_LINES of a kind in limits.LOG_S; the next line has the number of suppressed ones.
+    """A filter that passes limits.LOG_LINES of a kind in limits.LOG_S. The next line has the number of suppressed
+    lines.
 
     Lines of one statement are of one kind.
     """
@@ -147,14 +148,14 @@ class Sparing(logging.Filter):
 
 
 class OneLine(logging.Formatter):
-    """Escape control characters, which users' names may contain. A traceback keeps its lines."""
+    """A formatter that escapes control characters, which users' names may contain. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
 
 class JsonLine(logging.Formatter):
-    """Format an event as an object on a line, in ASCII, of at most limits.LOG_LINE_BYTES.
+    """A formatter of an event as an object on a line, in ASCII, of at most limits.LOG_LINE_BYTES.
 
     It has time, level, logger, message and the fields of the event; `exception` is a traceback. If the line is too
     long, its longest values are cut.
@@ -235,8 +236,8 @@ def set_up(level: str = "info", form: str = "text") -> None:
 
 
 class Syslog(SysLogHandler):
-    """Wait for a busy daemon, but not for one that hangs: after a line that it did not accept in time, further lines
-    are dropped at once, until it accepts one again."""
+    """A handler that waits for a busy daemon, but not for one that hangs: after a line that it did not accept in time,
+    further lines are dropped at once, until it accepts one again."""
 
     socket: Socket
     _is_stuck = False

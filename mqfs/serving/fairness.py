@@ -119,8 +119,7 @@ class FairQueue:
         return thread_time() if self._fairness.shared(self) else 0.0
 
     async def stop(self, began: float, done: bool, before: float = 0.0) -> None:
-        """Charge the work since `began`, and `before` it, in CPU seconds. End the turn if used up, or work is not
-        `done`."""
+        """Charge the work since `began`, and `before` it, in CPU seconds. End the turn if used up, or not `done`."""
         cost = before + (thread_time() - began if began else 0.0)
         self._spent += cost
         if not done or self._spent >= limits.TURN_S:

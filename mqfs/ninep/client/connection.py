@@ -106,7 +106,7 @@ class Slot:
     reply: Fcall | None = None
     done = False  # answered, flushed or lost; the last two without a reply
     number = 0  # of the reply: a connection counts its replies in order of arrival
-    end = 0  # position among all bytes sent, where the last request sent with it ends
+    end = 0  # of the last request of a `send`: where it ends among all bytes sent
     flushing = False
     wake: queue.SimpleQueue[None] | None = None  # wakes a thread that follows
     on_done: Callable[[], None] | None = None  # callback of an async program, see `Client.watch`

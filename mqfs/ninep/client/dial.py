@@ -1,8 +1,8 @@
 """Dialling: connect to an address, through TLS if it says so; of several addresses, to the first that serves.
 
-a   |------- no answer ........      one that hangs does not hold up the next: it has a head start only b            |-
-a standby            a refusal ends the head start c              |-- attached          the first one wins, and what
-comes after it is closed
+a   |------- no answer ........      one that hangs does not hold up the next: it has a head start only
+b            |- a standby            a refusal ends the head start
+c              |-- attached          the first one wins, and what comes after it is closed
 
 A client with another address asks a silent server whether it still runs, as the kernel answers for a process that is
 stopped or hangs. The thread that waits for replies looks every LOOK_S, as does a thread that sends while the socket

@@ -172,7 +172,7 @@ Buffer = bytes | bytearray
 
 
 class Framer:
-    """Cut a stream of bytes into frames. `msize` may change between two frames."""
+    """The framing of received bytes. `msize` may change between two frames."""
 
     def __init__(self, msize: int) -> None:
         self.msize = msize

@@ -70,8 +70,7 @@ def later(
 
 
 def both(first: Step[Any], second: Step[Any]) -> Step[None]:
-    """Return a step that is done when both are, or fails with the first error. Two combined waits are never
-    cancelled."""
+    """Return a step that is done when both are, or fails with the first error. Joined waits cannot be cancelled."""
     waits = [step for step in (first, second) if isinstance(step, Wait)]
     if len(waits) < 2:
         return waits[0] if waits else None

@@ -139,8 +139,7 @@ class Session:
 
     @property
     def is_mute(self) -> bool:
-        """Whether to drop replies: a mount repeats its requests elsewhere, and would take this end for that of a
-        file's."""
+        """Whether to drop replies: a mount repeats its requests elsewhere, and would take this end for its file's."""
         return self.negotiated.resumable and self.tree.closing
 
     @property
