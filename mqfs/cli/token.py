@@ -83,9 +83,14 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
         made, secret = new_secret()
         while made in known:
             made, secret = new_secret()
-        line = TokenLine(user, made, digest(secret.encode()), rights, parsed, until, note)
-        lines.append(print_line(line).encode())
-    click.echo(secret)
+        line = print_line(TokenLine(user, made, digest(secret.encode()), rights, parsed, until, note)).encode()
+        lines.append(line)
+    try:
+        click.echo(secret)
+    except OSError:  # a token without its secret is of no use
+        with locked(file, check=False) as lines:
+            lines.remove(line)
+        raise
     _warn(file, lines)
 
 

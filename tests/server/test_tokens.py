@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import secrets
+import shlex
 import signal
 import stat
 import subprocess
@@ -165,6 +166,24 @@ def test_an_edit_that_would_make_the_file_too_long_is_refused(tmp_path: Path) ->
         assert made in [row[0] for row in listed(tmp_path)]
         assert os.listdir(tmp_path) == ["tokens"]
     assert command(tmp_path, "revoke", made).returncode == 0
+
+
+@pytest.mark.parametrize("to", [">/dev/full", ">&-", "a pipe without a reader"])
+@pytest.mark.parametrize("before", [None, "# of ann"])
+def test_a_token_whose_secret_cannot_be_printed_is_not_left(tmp_path: Path, to: str, before: str | None) -> None:
+    file, text = tmp_path / "tokens", f"{before}\n{line_of(ME, SECRET)}" if before else ""
+    if before:
+        file.touch(0o600)
+        file.write_text(text)
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = f"exec {shlex.join(COMMAND)} token new {ME} --token-file tokens {to if to.startswith('>') else ''}"
+    env = {**environment(), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == (1 if to.startswith(">") else 0)
+    assert file.read_text() == text
 
 
 @pytest.mark.parametrize("words", [("new", ME), ("revoke", "0a0b")])
