@@ -144,6 +144,7 @@ TOKEN_BYTES = 1_024  # a secret; most are shorter than a hundred
 TOKEN_GUESSES = 3  # wrong tokens before a connection ends
 TOKEN_DELAY_S = 2.0  # until the answer to a wrong token; its connection holds a place: some 1,000 a second of a host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt is compared with all of them
+CONFIG_BYTES = 1 << 20  # a file of options, of users of fq or of a secret: /dev/zero has no end
 
 # HTTP
 HTTP_PARSED_BYTES = 1_024  # heads parsed in one piece, at least: some 40 of the smallest, about half a millisecond

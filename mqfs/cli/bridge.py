@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mqfs import limits
 from mqfs.cli import common
 from mqfs.errors import BadConfig
 
@@ -148,8 +149,12 @@ def secret(path: str | None) -> str:
         return ""
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+            text = file.read(limits.CONFIG_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(
             f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8'} (expected a readable file)"
         ) from None
+    word = text.strip()
+    if not 0 < len(word) <= limits.CONFIG_BYTES:
+        raise BadConfig(f"{path}: {'too long' if word else 'empty'} (expected a token or a password)")
+    return word

@@ -5,6 +5,7 @@ The file of users has lines USER SYSTEM-USER; USER is the name that clients of f
 
 from __future__ import annotations
 
+from mqfs import limits
 from mqfs.errors import BadConfig, Denied
 from mqfs.http.gate import Gate
 from mqfs.model import User
@@ -16,12 +17,14 @@ def read_users(path: str) -> dict[str, str]:
     """The system's user of each name. Raises BadConfig."""
     try:
         with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+            text = file.read(limits.CONFIG_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise BadConfig(f"--fq-users {path}: {reason} (expected a readable file)") from None
+    if len(text) > limits.CONFIG_BYTES:
+        raise BadConfig(f"--fq-users {path}: too long (expected at most {limits.CONFIG_BYTES} characters)")
     found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from mqfs import limits
 from mqfs.errors import BadConfig
 
 
@@ -105,7 +106,10 @@ def read_file(path: str, *, again: bool = False) -> dict[str, Any]:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | again * os.O_NONBLOCK)) as file:
             if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise BadConfig(f"--config {path}: not a regular file (expected a readable TOML file)")
-            values = tomllib.load(file)
+            data = file.read(limits.CONFIG_BYTES + 1)
+        if len(data) > limits.CONFIG_BYTES:
+            raise BadConfig(f"--config {path}: too long (expected at most {limits.CONFIG_BYTES} bytes)")
+        values = tomllib.loads(data.decode())
     except OSError as error:
         raise BadConfig(f"--config {path}: {error.strerror} (expected a readable TOML file)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ from mqfs.ninep.client.connection import connect
 from mqfs.server.app import check_words
 from mqfs.server.options import KINDS, Options
 from mqfs.store.store import DiskStore
+from tests.support.eventually import HANG_S
 from tests.support.server import COMMAND, Server, environment, mounted, mqfs, unmount
 
 USAGE, FAILED = 2, 1
@@ -93,6 +94,39 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
 def test_config(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "mqfs.toml").write_bytes(text.encode("latin-1"))
     assert says in refused(tmp_path, USAGE, "serve", "--config", "mqfs.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("serve --config /dev/zero", "--config /dev/zero: too long (expected at most 1048576 bytes)"),
+        ("token ls --config /dev/full", "--config /dev/full: too long (expected at most 1048576 bytes)"),
+        ("serve --listen unix!s --token-file /dev/zero", "not a regular file (expected a file of mode 600)"),
+        (
+            "serve --store s --fq 127.0.0.1:0 --token-file tokens --fq-users /dev/zero",
+            "--fq-users /dev/zero: too long (expected at most 1048576 characters)",
+        ),
+        ("serve --listen tls!127.0.0.1!0 --tls-cert /dev/zero", "not a regular file (expected a PEM file)"),
+        ("mount unix!s mq --token-file /dev/zero", "/dev/zero: too long (expected a token or a password)"),
+        ("mount unix!s mq --token-file /dev/null", "/dev/null: empty (expected a token or a password)"),
+        (
+            "bridge fq h:1 e p unix!s --node 127.0.0.1 --password-file /dev/zero",
+            "/dev/zero: too long (expected a token or a password)",
+        ),
+        (
+            "bridge fsq d unix!s g --token-file /dev/null",
+            "/dev/null: empty (expected a token or a password)",
+        ),
+    ],
+)
+def test_a_file_that_has_no_end_or_nothing(tmp_path: Path, words: str, says: str) -> None:
+    (tmp_path / "tokens").touch(0o600)
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh", *COMMAND, *words.split()],
+        cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == USAGE
+    assert (done.stderr.count("\n"), says in done.stderr) == (1, True), done.stderr
 
 
 MANY = "9" * 5_000
