@@ -16,6 +16,7 @@ from typing import Any
 from mq_tools.errors import ToolError, close, reason
 
 READ_BYTES = 1 << 20
+INPUT_BYTES = 1 << 21  # no write takes as much: of an input without an end this is read, and refused
 _HINTS = {
     errno.EMSGSIZE: "message too long (expected at most 1,044,480 bytes)",
     errno.ENOSPC: "stream or disk full",
@@ -73,14 +74,18 @@ def read_answer(fd: int, path: str) -> bytes:
 
 
 def read_input() -> bytes:
-    """All of standard input. Raises ToolError."""
-    return b"".join(lines_of_input())
+    """All of standard input, at most INPUT_BYTES. Raises ToolError."""
+    try:
+        return sys.stdin.buffer.read(INPUT_BYTES) or b""  # None: there is nothing yet in a non-blocking one
+    except OSError as error:
+        raise ToolError(f"standard input: {reason(error)}") from error
 
 
 def lines_of_input() -> Iterator[bytes]:
-    """The lines of standard input, each with its newline. Raises ToolError."""
+    """The lines of standard input, each with its newline, a longer one in parts of INPUT_BYTES. Raises ToolError."""
     try:
-        yield from sys.stdin.buffer
+        while line := sys.stdin.buffer.readline(INPUT_BYTES):
+            yield line
     except OSError as error:
         raise ToolError(f"standard input: {reason(error)}") from error
 

@@ -89,6 +89,18 @@ def test_input_that_cannot_be_read(group: Path, reads: str, redirection: str) ->
     assert waiting(group) == 3
 
 
+@pytest.mark.parametrize("reads", INPUTS)
+def test_input_that_has_no_end(group: Path, reads: str) -> None:
+    name, words = INPUTS[reads]
+    command = [sys.executable, "-m", MODULES[name], *(word.format(group) for word in words)]
+    line = 'ulimit -v 1000000; exec "$@" </dev/zero'
+    result = subprocess.run(
+        ["sh", "-c", line, "sh", *command], cwd=ROOT, env=environment(), capture_output=True, timeout=HANG_S
+    )
+    assert "(expected at most 1044480 with a mount)" in error_of(name, result)
+    assert (result.returncode, waiting(group)) == (1, 3)
+
+
 @pytest.mark.parametrize("flag", ["-w", "-a"])
 def test_input_of_a_session_that_cannot_be_read(server: Server, flag: str) -> None:
     id = f"no-input{flag}"
