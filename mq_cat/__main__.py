@@ -2,6 +2,6 @@
 
 import sys
 
-from mq_cat.cli import main
+from mq_tools.entry import mq_cat
 
-sys.exit(main())
+sys.exit(mq_cat())

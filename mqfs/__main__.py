@@ -1,6 +1,8 @@
 """`python -m mqfs` is the command `mqfs`."""
 
-from mqfs.cli.main import main
+import sys
+
+from mq_tools.entry import mqfs
 
 if __name__ == "__main__":
-    main()
+    sys.exit(mqfs())

@@ -2,6 +2,6 @@
 
 import sys
 
-from mq_tools.mq.cli import main
+from mq_tools.entry import mq
 
-sys.exit(main())
+sys.exit(mq())

@@ -2,6 +2,6 @@
 
 import sys
 
-from mq_tools.pin.cli import main
+from mq_tools.entry import pin
 
-sys.exit(main())
+sys.exit(pin())

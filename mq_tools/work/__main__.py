@@ -2,6 +2,6 @@
 
 import sys
 
-from mq_tools.work.cli import main
+from mq_tools.entry import mq_work
 
-sys.exit(main())
+sys.exit(mq_work())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import getopt
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from mqfs.net.sockets import UnixAddress, parse_address, parse_addresses
 from mqfs.server.options import KINDS, Options, join, read_file
 from mqfs.syntax.duration import parse_duration
 
-USAGE, FAILED = 1, 32  # of mount(8)
+USAGE, INTERRUPTED, FAILED = 1, 8, 32  # of mount(8)
 READY = b"\0"  # ends the pipe of a child that has mounted
 # Options of mount(8) and systemd, and options that hold anyway.
 IGNORED = {
@@ -224,14 +225,19 @@ def be_child(request: Request, pipe: int) -> NoReturn:
 
 
 def mount(request: Request) -> int:
-    """Mount, and return the exit code of mount(8) when that is done. Prints failures."""
+    """Mount, and return the exit code of mount(8) when that is done. Prints failures. Ctrl-C ends the child."""
     ours, theirs = os.pipe()
     if not (child := os.fork()):
         os.close(ours)
         be_child(request, theirs)
     os.close(theirs)
-    with open(ours, "rb") as pipe:
-        said = pipe.read()
+    try:
+        with open(ours, "rb") as pipe:
+            said = pipe.read()
+    except KeyboardInterrupt:  # the child has left the terminal
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        return INTERRUPTED
     for line in said.rstrip(READY).decode(errors="replace").splitlines():
         print(f"mount.mqfs: {line.removeprefix('mqfs: ')}", file=sys.stderr)
     if said.endswith(READY):
@@ -249,3 +255,5 @@ def main() -> NoReturn:
     except BadConfig as error:
         print(f"mount.mqfs: {error}", file=sys.stderr)
         sys.exit(USAGE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

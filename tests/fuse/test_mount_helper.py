@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +15,8 @@ import pytest
 
 from mqfs.cli.mount_helper import Request, parse
 from mqfs.errors import BadConfig
-from tests.support.eventually import eventually
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
 from tests.support.mount_space import MountSpace
 from tests.support.server import Server, short_folder
 
@@ -95,6 +99,27 @@ def test_a_mount_with_a_file_closed(space: tuple[MountSpace, Path], redirection:
         assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)] == 3 * [os.devnull]
         assert at.run("umount", folder / "mq") == (0, "")
         eventually(lambda: not at.servers(), "the server ends")
+
+
+@needs_root
+def test_ctrl_c_before_it_is_mounted(tmp_path: Path) -> None:
+    """The server does not answer. The child, which the terminal does not reach, ends, too."""
+    command = [sys.executable, "-c", "from mqfs.cli.mount_helper import main; main()"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(HANG_S)
+        address = f"tcp!127.0.0.1!{listener.getsockname()[1]}"
+        with subprocess.Popen([*command, address, tmp_path], cwd=ROOT, stderr=subprocess.PIPE) as process:
+            try:
+                of_child, _ = listener.accept()
+                with of_child:
+                    of_child.settimeout(HANG_S)
+                    process.send_signal(signal.SIGINT)
+                    assert (process.wait(HANG_S), process.communicate()[1]) == (8, b"")
+                    while of_child.recv(4096):
+                        pass
+            finally:
+                process.kill()
+    assert not os.path.ismount(tmp_path)
 
 
 @needs_root
