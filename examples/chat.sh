@@ -9,6 +9,7 @@ set -eu
 
 room=${1:-./mq/room}
 name=${2:-$(id -un)}
+[ -e "$(dirname "$room")/order" ] || { echo "$0: $room: not in a mounted tree (is the server up?)" >&2; exit 1; }
 
 if mkdir "$room" 2>/dev/null; then
     printf 'replay all\ndepth 1000\n' >"$room/ctl"

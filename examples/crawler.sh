@@ -20,9 +20,11 @@ if [ "${MQ_SEQUENCE-}" ]; then # called by mq-work, for one link
     exit 0
 fi
 
+[ $# -ge 1 ] || { echo "usage: $0 [GROUP] URL" >&2; exit 2; }
 url=${2:-$1}
 group=./mq/crawl
 [ $# -lt 2 ] || group=$1
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 if mkdir "$group" 2>/dev/null; then
     printf '%s\n' 'replay all' 'dedup 1d' 'retries 4' 'backoff 100ms 1m' 'consumer crawler links' >"$group/ctl"
     : >>"$group/links"

@@ -10,8 +10,10 @@
 #   mq-cat --from end ./mq/cron backup         what one says from now on
 set -eu
 
+[ $# -ge 3 ] || { echo "usage: $0 GROUP JOB COMMAND [ARGUMENT]..." >&2; exit 2; }
 group=$1 job=$2
 shift 2
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 
 if mkdir "$group" 2>/dev/null; then
     printf 'data line\nreplay all\ndepth 1000\nttl 7d\n' >"$group/ctl"

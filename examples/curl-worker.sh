@@ -7,14 +7,15 @@
 # A job that fails comes again after the back-off; here, at its third failure, it becomes a dead letter.
 set -eu
 jobs=${1:?the URL of a group}
+ask() { curl --fail-with-body -sS "$@"; } # where it is refused, the server says why
 
-curl -fsS -X PUT "$jobs/"
-curl -fsS -d 'retries 3
+ask -X PUT "$jobs/"
+ask -d 'retries 3
 backoff 10ms 1s' "$jobs/ctl"
-curl -fsS -X PUT "$jobs/.consumers/mailer?over=mail"
+ask -X PUT "$jobs/.consumers/mailer?over=mail"
 
 for job in alice bob nobody@; do
-  curl -fsS -H "Idempotency-Key: $job" -d "$job" "$jobs/mail" >/dev/null # a repeat is harmless
+  ask -H "Idempotency-Key: $job" -d "$job" "$jobs/mail" >/dev/null # a repeat is harmless
 done
 
 # A job is its standard input.
@@ -24,10 +25,10 @@ send() {
 }
 
 # One claim is one line of JSON. A body that is not UTF-8 is `body_base64`. It ends when nothing came for 2 s.
-while job=$(curl -fsS -X POST "$jobs/.consumers/mailer/claim?wait=2s&lease=1m") && [ -n "$job" ]; do
+while job=$(ask -X POST "$jobs/.consumers/mailer/claim?wait=2s&lease=1m") && [ -n "$job" ]; do
   token=$(printf %s "$job" | jq -r .token)
   if printf %s "$job" | jq -r '.body_base64 // (.body | @base64)' | base64 -d | send; then verb=ack; else verb=nack; fi
-  curl -fsS -d "$token" "$jobs/.consumers/mailer/$verb"
+  ask -d "$token" "$jobs/.consumers/mailer/$verb"
 done
 
-echo "dead: $(curl -fsS "$jobs/.kept/dead")"
+echo "dead: $(ask "$jobs/.kept/dead")"

@@ -8,6 +8,7 @@
 set -eu
 
 group=${1:-./mq/orders}
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 mkdir "$group"
 printf '%s\n' 'retries 3' 'backoff 20ms 1s' 'consumer counter bought' >"$group/ctl"
 printf '%s\n' '3 apples' 'six pears' '4 plums' | mq put -l --make "$group/bought"

@@ -13,6 +13,8 @@ import mqfs
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("usage: examples/embedded.py STORE TEXT...")
     store, *texts = sys.argv[1:]
     with mqfs.open(store) as client:
         notes = client.group("notes", create=True, ctl=["replay all"])
@@ -27,4 +29,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except mqfs.MqfsError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

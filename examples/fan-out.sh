@@ -9,6 +9,7 @@
 set -eu
 
 group=${1:-./mq/shop}
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 mkdir "$group"
 cat >"$group/ctl" <<'END'
 bind europe 'order.eu.*'

@@ -14,6 +14,8 @@ import mqfs
 
 def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--follow"]
+    if len(arguments) < 2:
+        sys.exit("usage: examples/history.py ADDRESS GROUP [PATTERN] [--follow]")
     address, name, *patterns = arguments
     pattern = patterns[0] if patterns else "#"
     with mqfs.connect(address) as client:
@@ -29,4 +31,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except mqfs.MqfsError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")
+    except KeyboardInterrupt:  # ends --follow
+        sys.exit(130)

@@ -12,6 +12,7 @@ set -eu
 group=${1:-./mq/outbox}
 [ $# -eq 0 ] || shift
 consumer=$group/.consumers/mailer
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 
 if mkdir "$group" 2>/dev/null; then
     # A mailer that hangs is ended after four minutes; a machine that hangs loses its mails to the others after five; a mail

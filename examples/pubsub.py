@@ -26,6 +26,8 @@ def tell(who: str) -> Callable[[Message], None]:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: examples/pubsub.py ADDRESS GROUP")
     address, name = sys.argv[1:]
     with mqfs.connect(address) as client:
         house = client.group(name, create=True)
@@ -52,4 +54,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except mqfs.MqfsError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

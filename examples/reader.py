@@ -49,6 +49,8 @@ def save(state: str, sequence: int) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit("usage: examples/reader.py GROUP STATEFILE [STREAM]...")
     group, state, *streams = sys.argv[1:]
     cursor = open_cursor(group, streams, load(state))
     for line in lines(cursor):
@@ -58,4 +60,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{sys.argv[0]}: {error.filename or 'GROUP'}: {error.strerror} (is it a group in a mounted tree?)")

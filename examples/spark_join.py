@@ -26,6 +26,8 @@ def stream(spark: SparkSession, address: str, path: str, name: str) -> DataFrame
 
 
 def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit("usage: examples/spark_join.py ADDRESS ORDERS PAYMENTS TO")
     address, orders, payments, to = sys.argv[1:]
     spark = SparkSession.builder.appName("join").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     both = stream(spark, address, orders, "ordered").join(

@@ -29,6 +29,8 @@ def keep(database: str, rows: list[tuple[str, int, bytes]], number: int) -> None
 
 
 def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit("usage: examples/spark_sqlite.py ADDRESS REGEX DATABASE TO")
     address, pattern, database, to = sys.argv[1:]
     spark = SparkSession.builder.appName("newest").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     rows = (

@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 
 
 def main() -> None:
+    if len(sys.argv) < 4:
+        sys.exit("usage: examples/spark_words.py ADDRESS FROM TO [CHECKPOINT]")
     address, read, write, *more = sys.argv[1:]
     spark = SparkSession.builder.appName("words").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     lines = spark.readStream.format("mqfs").options(address=address, subscribe=read, startingOffsets="earliest").load()

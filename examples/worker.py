@@ -36,6 +36,8 @@ def work(group: Group) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit("usage: examples/worker.py ADDRESS GROUP [HANDLES]")
     address, name, *handles = sys.argv[1:]
     with mqfs.connect(address) as client:
         settings = mqfs.Settings(replay="all", retries=3, backoff=("10ms", "1s"))
@@ -48,4 +50,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except mqfs.MqfsError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

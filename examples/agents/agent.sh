@@ -10,6 +10,7 @@
 # job comes again, to this agent or another of the name; at last it is a dead letter.
 set -eu
 
+[ $# -ge 2 ] && [ "${MQFS_TOKEN-}" ] || { echo "usage: MQFS_TOKEN=... $0 NAME COMMAND..." >&2; exit 2; }
 name=$1
 shift
 url=${URL:-http://127.0.0.1:8080/agents}
@@ -19,7 +20,7 @@ case $lease in 0* | *[!0-9]*) lease= ;; esac # arithmetic takes 010 for 8, and f
 inbox=$url/.consumers/$name
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
-ask() { curl -fsS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
+ask() { curl --fail-with-body -sS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
 settle() { printf %s "$token" | ask -o /dev/null --data-binary @- ${2:+--max-time "$2"} "$inbox/$1"; } # 2: in seconds
 
 # Renew the lease until the work is done, or this agent was killed. A renewal that fails, or is not answered, is tried
@@ -32,7 +33,7 @@ renew() {
 
 left=${JOBS:-0}
 while :; do
-    job=$(ask -X POST "$inbox/claim?wait=20s&lease=${lease}s") # where it fails this ends, with what curl says
+    job=$(ask -X POST "$inbox/claim?wait=20s&lease=${lease}s") || { echo "agent $name: ${job:-no answer}" >&2; exit 1; }
     [ -n "$job" ] || continue
     token=$(printf %s "$job" | jq -r .token)
     to=$(printf %s "$job" | jq -r '.headers["reply-to"] // empty | @uri')

@@ -8,9 +8,11 @@
 # reaches the group and nothing else; `mqfs token revoke ID` ends an agent, and the audit says which one did what.
 set -eu
 
+[ $# -ge 2 ] || { echo "usage: $0 FILE AGENT..." >&2; exit 2; }
 file=$1
 shift
 group=${GROUP:-./mq/agents}
+[ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 if mkdir "$group" 2>/dev/null; then
     printf '%s\n' 'replay all' 'ttl 7d' 'retries 3' 'backoff 1s 1m' >"$group/ctl"
 fi

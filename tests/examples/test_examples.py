@@ -41,6 +41,81 @@ def run(name: str, *arguments: object, says: str = "", **env: str) -> str:
     return result.stdout
 
 
+def refused(folder: Path, name: str, *arguments: str, **env: str) -> list[str]:
+    """The lines that an example ends with which cannot do its work, in a folder."""
+    python = [sys.executable] if name.endswith(".py") else []
+    result = subprocess.run(
+        [*python, str(EXAMPLES / name), *arguments],
+        cwd=folder, env=environment(**env), capture_output=True, timeout=HANG_S, check=False, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert result.returncode not in (0, 120), result
+    return (result.stdout + result.stderr).splitlines()
+
+
+IN_A_TREE: dict[str, list[str]] = {
+    "chat.sh": [],
+    "crawler.sh": ["http://127.0.0.1:9/"],
+    "cron-log.sh": ["mq/cron", "backup", "echo", "done"],
+    "dead-letters.sh": [],
+    "fan-out.sh": [],
+    "mail-worker.sh": [],
+    "shell.sh": [],
+    "agents/setup.sh": ["tokens", "ann"],
+    "reader.py": ["mq/room", "state"],
+}
+
+
+@pytest.mark.parametrize("name", IN_A_TREE)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_without_a_server(tmp_path: Path, name: str, is_there: bool) -> None:
+    """One line says so, and where a tree is to be mounted nothing is made: the next mount would be refused."""
+    if is_there:
+        (tmp_path / "mq").mkdir()
+    (line,) = refused(tmp_path, name, *IN_A_TREE[name])
+    assert re.search("not in a mounted tree|no tree mounted there|is it a group in a mounted tree", line), line
+    assert [path.name for path in tmp_path.rglob("*")] == ["mq"] * is_there
+
+
+WORDS: dict[str, str] = {
+    "crawler.sh": "[GROUP] URL",
+    "cron-log.sh": "GROUP JOB COMMAND [ARGUMENT]...",
+    "agents/setup.sh": "FILE AGENT...",
+    "agents/agent.sh": "NAME COMMAND...",
+    "reader.py": "GROUP STATEFILE [STREAM]...",
+    "pubsub.py": "ADDRESS GROUP",
+    "worker.py": "ADDRESS GROUP [HANDLES]",
+    "history.py": "ADDRESS GROUP [PATTERN] [--follow]",
+    "embedded.py": "STORE TEXT...",
+    "spark_words.py": "ADDRESS FROM TO [CHECKPOINT]",
+    "spark_join.py": "ADDRESS ORDERS PAYMENTS TO",
+    "spark_sqlite.py": "ADDRESS REGEX DATABASE TO",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_without_arguments(tmp_path: Path, name: str) -> None:
+    (line,) = refused(tmp_path, name)
+    assert line.startswith("usage: ")
+    assert line.endswith(f"{Path(name).name} {WORDS[name]}")
+
+
+@pytest.mark.parametrize("name", ["pubsub.py", "worker.py", "history.py"])
+def test_a_program_whose_server_is_away(tmp_path: Path, name: str) -> None:
+    (line,) = refused(tmp_path, name, "unix!mqfs.sock", "g")
+    assert line.endswith(f"{name}: unix!mqfs.sock: no such socket")
+
+
+def test_what_is_refused_over_http_is_in_words(tmp_path: Path) -> None:
+    (tmp_path / "tokens").touch(0o600)
+    web = Web(tmp_path, "--token-file", f"{tmp_path}/tokens")
+    with web.server:
+        url = f"http://127.0.0.1:{web.port}"
+        assert "no group 'a' (make it: PUT /a/)" in refused(tmp_path, "curl-worker.sh", f"{url}/a/b")
+        said = refused(tmp_path, "agents/agent.sh", "ann", "cat", MQFS_TOKEN="mq_no_token", URL=f"{url}/agents")
+        assert said[-1].startswith("agent ann: unknown token")
+
+
 def chat(room: Path, name: str) -> pexpect.spawn:
     script = str(EXAMPLES / "chat.sh")
     settings = {"env": environment(), "timeout": HANG_S, "encoding": "utf-8", "use_poll": True}
