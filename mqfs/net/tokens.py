@@ -102,7 +102,8 @@ class Tokens:
         return grant, challenge.prove(entry.digest, challenge.SERVER, server_nonce, answer.nonce, user)
 
     def _known(self, entry: Entry | None, where: str) -> Grant | None:
-        """Return the grant of an entry that is not expired, else None. Write both outcomes to the audit."""
+        """Return the grant of an entry, or None if it is None or expired. Refusals and a token's first use are
+        audited."""
         if entry is None or entry.expires <= time.time():
             stranger = User(identity.NOBODY, identity.NOBODY, where=where)
             self._audit.note(stranger, "token", "", "unknown or expired", status="refused")
