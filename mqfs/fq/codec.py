@@ -1,6 +1,6 @@
 """The wire protocol of fq, without I/O: bytes to commands and messages, and back. Numbers are big-endian.
 
-Its layout and its bounds are here. The first four bytes of a connection are its kind.
+This module has the layout and the bounds of the protocol. The first four bytes of a connection are its kind.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ COMMANDS, DATA, PEER, OLD_PEER = b"\xcc\x50\xca\xfe", b"\xcc\x50\xfa\xce", b"\xc
 HTTP = (b"GET ", b"PUT ", b"POST", b"HEAD")
 MAGIC_BYTES = 4
 BEAT = b"\xbe\xa7"
-FLAG_PEER, FLAG_TRANSIENT, FLAG_PERMANENT = 0x0001, 0x0100, 0x0110  # of a bind
-ILLEGAL = 0xFFFFFFFF  # the route of a program that is none
-NAME_BYTES = 127  # of users, exchanges, routes, senders, keys
+FLAG_PEER, FLAG_TRANSIENT, FLAG_PERMANENT = 0x0001, 0x0100, 0x0110  # flags of a bind
+ILLEGAL = 0xFFFFFFFF  # the route in the answer to a refused bind or unbind
+NAME_BYTES = 127  # users, exchanges, routes, senders, keys
 QUEUE_BYTES, PASSWORD_BYTES = 1_023, 10_240
 ID_BYTES = 16
 HOP_BYTES = 4
-CONFIRM = b"mqfs.confirm"  # the exchange to which a peer acks: how many messages of this connection are safe there
+CONFIRM = b"mqfs.confirm"  # the exchange of a peer's acks: the payload is how many messages of this connection are safe
 
 _SHORT, _LONG = struct.Struct(">H"), struct.Struct(">I")
 _AUTH, _AUTHENTICATED, _ERROR = 0xAAAA, b"\xaa\x00", b"\xee\xee"
@@ -30,7 +30,7 @@ _BOUND, _UNBOUND, _COUNTS = b"\xb1\x71", b"\x17\x1b", b"\x57\xa7"
 
 
 class Malformed(Exception):
-    """Bytes that break the protocol: they end their connection."""
+    """A violation of the protocol; it ends the connection."""
 
 
 # ---------------------------------------------------------------- commands
@@ -38,8 +38,8 @@ class Malformed(Exception):
 
 class Auth(NamedTuple):
     user: bytes
-    queue: bytes  # its name
-    kind: bytes  # its type, and after a colon its parameters
+    queue: bytes  # the queue's name
+    kind: bytes  # the queue's type, and after a colon its parameters
     password: bytes
 
 
@@ -59,22 +59,22 @@ class BeatRequest(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """A sign that the other side lives."""
+    """A heartbeat of the other side."""
 
 
 class Status(NamedTuple):
-    """A question for the client's counters."""
+    """A request for the client's counters."""
 
 
 Command = Auth | Bind | Unbind | BeatRequest | Beat | Status
 
 
 class _Incomplete(Exception):
-    """More bytes are needed."""
+    """The end of the data inside of a command or answer."""
 
 
 class _Reader:
-    """Reads some bytes from their beginning."""
+    """A reader of bytes from their beginning."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -100,7 +100,7 @@ class _Reader:
 
 
 class CommandParser:
-    """The commands of one connection, after its first four bytes. The first is Auth, and no other is."""
+    """A parser of the commands of one connection, after its first four bytes. Only the first command is Auth."""
 
     def __init__(self) -> None:
         self._reader = _Reader(b"")
@@ -108,11 +108,11 @@ class CommandParser:
 
     @property
     def held(self) -> int:
-        """Bytes of commands that are not performed yet."""
+        """Bytes of commands that are not parsed yet."""
         return len(self._reader.data) - self._reader.at
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        """The commands that are complete by now, each made as it is asked for: there may be as many as bytes. Raises
+        """Yield the complete commands, each parsed on demand, as there may be nearly as many as bytes. Raises
         Malformed."""
         self._reader = reader = _Reader(self._reader.data[self._reader.at :] + data)
         while reader.at < len(reader.data):
@@ -159,12 +159,12 @@ def _text(data: bytes) -> bytes:
 
 
 def authenticated(key: bytes) -> bytes:
-    """The answer to Auth, and a beat: clients expect one unasked, after the answer and in the same segment."""
+    """Encode the answer to Auth with a heartbeat, which clients expect unasked, in the same segment."""
     return _AUTHENTICATED + _text(key) + BEAT
 
 
 def refused(why: str) -> bytes:
-    """The answer to what ends the connection."""
+    """Encode the error that precedes the end of a connection."""
     return _ERROR + _text(why.encode()[: limits.ERROR_BYTES])
 
 
@@ -177,7 +177,7 @@ def unbound(route: int) -> bytes:
 
 
 def counts(values: Iterable[tuple[str, int]]) -> bytes:
-    """The answer to Status. Counters wrap to 0 after a u32."""
+    """Encode the answer to Status. Counters wrap to 0 after a u32."""
     parts = [_text(name.encode()) + _LONG.pack(value & 0xFFFFFFFF) for name, value in values]
     return _COUNTS + b"".join(parts) + _SHORT.pack(0)
 
@@ -186,7 +186,7 @@ def counts(values: Iterable[tuple[str, int]]) -> bytes:
 
 
 class Message(NamedTuple):
-    """`sender` and `hops` only where a broker or a peer sends it. Each hop is an IPv4 address."""
+    """A message. `sender` and `hops` are set only if a broker or a peer sends it. Each hop is an IPv4 address."""
 
     exchange: bytes
     route: bytes
@@ -197,27 +197,27 @@ class Message(NamedTuple):
 
 
 class MessageParser:
-    """The messages of one data connection, after its key. A payload that is too large is skipped and counted.
+    """A parser of the messages of one data connection, after its key. Too large messages are skipped and counted.
 
-    `relayed`: they come from a broker or a peer, with sender and hops.
+    `relayed`: the messages come from a broker or a peer, with sender and hops.
     """
 
     def __init__(self, *, relayed: bool) -> None:
         self.too_large = 0
-        self.malformed: Malformed | None = None  # what came after the messages that were found
+        self.malformed: Malformed | None = None  # set if malformed bytes followed the last messages
         self._relayed = relayed
         self._rest = bytearray()
-        self._needed = 0  # bytes of the next message, as far as is known
-        self._skip = 0  # bytes of a payload that is read past
+        self._needed = 0  # bytes of the next message; 0: not known yet
+        self._skip = 0  # remaining bytes of a payload to skip
 
     @property
     def held(self) -> int:
-        """Bytes of a message that is not complete."""
+        """Bytes of an incomplete message."""
         return len(self._rest)
 
     def receive(self, data: bytes) -> list[Message]:
-        """The messages that are complete by now, those too that came before malformed bytes. Raises Malformed where
-        these come first, and at each call after that."""
+        """Return the complete messages, also those before malformed bytes. Raises Malformed if there are none before
+        these, and at each later call."""
         if self.malformed is not None:
             raise self.malformed
         if self._skip:
@@ -245,8 +245,8 @@ class MessageParser:
         return found
 
     def _next(self, data: bytes, at: int, found: list[Message]) -> int:
-        """Add the message there, if it is complete. Returns where it ends, beyond the data if the rest is to be read
-        past; 0: it is not complete. Raises Malformed."""
+        """Add the message at an offset to `found`, if it is complete, and return its end; 0: it is incomplete. An end
+        beyond the data is that of a message to skip. Raises Malformed."""
         end = len(data)
         route = at + 1 + _size(data, at, "an exchange")
         if route >= end:
@@ -288,7 +288,7 @@ def _size(data: bytes, at: int, what: str, least: int = 1) -> int:
 
 
 def name(text: bytes) -> bytes:
-    """An exchange, a route or a sender, with its size before it."""
+    """Encode an exchange, a route or a sender: its size and its bytes."""
     return bytes([len(text)]) + text
 
 
@@ -301,7 +301,7 @@ def payload(data: bytes) -> bytes:
 
 
 def relayed(message: Message) -> bytes:
-    """A message as a broker, or a peer, sends it."""
+    """Encode a message as a broker or a peer sends it."""
     return b"".join(
         (
             name(message.exchange),
@@ -318,12 +318,12 @@ def relayed(message: Message) -> bytes:
 
 
 def published(message: Message) -> bytes:
-    """A message as a client sends it."""
+    """Encode a message as a client sends it."""
     return name(message.exchange) + name(message.route) + message.id + payload(message.payload)
 
 
 def auth(user: bytes, queue: bytes, kind: bytes, password: bytes) -> bytes:
-    """The first command, with the bytes before it."""
+    """Encode the beginning of a command connection: its kind, and Auth."""
     head = COMMANDS + _SHORT.pack(_AUTH) + _SHORT.pack(0)
     return head + _text(user) + _text(queue + b"\0" + kind) + _text(password)
 
@@ -345,12 +345,12 @@ def status() -> bytes:
 
 
 def data(key: bytes, node: bytes = b"") -> bytes:
-    """The beginning of a data connection; with the address of a node that of a peer."""
+    """Encode the beginning of a data connection; with the address of a node that of a peer."""
     return (PEER + node if node else DATA) + _text(key)
 
 
 class Answer(NamedTuple):
-    """`kind`: "key", "error", "beat", "bound", "unbound" or "counts"."""
+    """An answer of a broker. `kind`: "key", "error", "beat", "bound", "unbound" or "counts"."""
 
     kind: str
     text: bytes = b""
@@ -359,13 +359,13 @@ class Answer(NamedTuple):
 
 
 class AnswerParser:
-    """The answers of a broker on a connection for commands."""
+    """A parser of a broker's answers on a command connection."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def receive(self, data: bytes) -> list[Answer]:
-        """Raises Malformed."""
+        """Return the complete answers. Raises Malformed."""
         reader = _Reader(self._rest + data)
         found: list[Answer] = []
         while reader.at < len(reader.data):

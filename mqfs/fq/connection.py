@@ -1,7 +1,7 @@
-"""One client of fq: its connection for commands, and the one for data that its key pairs with it.
+"""One client of fq: its command connection, and the data connection that its key pairs with it.
 
-Either ends with the other. Heartbeats and the fair queue of their user are here. While a message waits for room in a
-queue, its connection for data is not read; all others are.
+If one of them ends, so does the other. This module also sends heartbeats, and takes turns in the fair queue of the
+user. While a message waits for room in a queue, only its data connection is not read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from mqfs.serving.stream import Gone, SocketStream
 
 log = logging.getLogger("mqfs.fq")
 LEAST_BEAT_S = 0.01
-SMALL_BYTES = 65_536  # of a message on its way that do not count as its user's memory
+SMALL_BYTES = 65_536  # up to this size an incomplete message is not charged to its user's memory
 
 
 @attrs.define(eq=False)
 class Client:
-    """`name`: the user as it calls itself, which its messages are sent by. `node`: our address in hops."""
+    """A client. `name`: the user name that it authenticated with, the sender of its messages. `node`: our address in
+    hops."""
 
     exchanges: Exchanges
     peer: Peer
@@ -48,12 +49,12 @@ class Client:
     is_peer: bool = False
     counts: BrokerCounts = attrs.Factory(BrokerCounts)
     delivery: Delivery | None = None
-    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)  # of its commands
+    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)  # of its command connection
     data_scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     _data_ended: trio.Event = attrs.Factory(trio.Event)
     _last_sign: float = 0.0
-    _beat_s: float = 0.0  # 0: it asked for none
-    _held_commands: int = 0  # bytes of them that count as its user's memory
+    _beat_s: float = 0.0  # period of heartbeats; 0: none requested
+    _held_commands: int = 0  # bytes of commands charged to its user's memory
     _pause: trio.CancelScope = attrs.Factory(trio.CancelScope)  # until the next beat
     _writing: trio.Lock = attrs.Factory(trio.Lock)
 
@@ -77,12 +78,12 @@ class Client:
                 try:
                     await self._answer_commands(channel, parser, time_slice)
                 finally:
-                    time_slice.pause()  # else the user's other connections would wait for its turn for ever
+                    time_slice.pause()  # else the user's other connections would wait for ever
                     self._held_commands = self._hold(self._held_commands, 0)
                 nursery.cancel_scope.cancel()
 
     async def _answer_commands(self, channel: SocketStream, parser: CommandParser, time_slice: TimeSlice) -> None:
-        """Each in the time of its user; what waits to be performed is its memory."""
+        """Execute commands in the time slices of the user; unparsed bytes are charged to the user's memory."""
         channel.before_wait = time_slice.pause
         data = b""
         while True:
@@ -90,7 +91,7 @@ class Client:
                 self._held_commands = self._hold(self._held_commands, _large(parser.held))
                 await time_slice.start()
                 if waits := isinstance(command, codec.Bind | codec.Unbind):
-                    time_slice.pause()  # others work while it waits for the disk
+                    time_slice.pause()  # other connections run while it waits for the disk
                 await self._perform(command, channel)
                 await time_slice.stop(done=not waits)
             self._held_commands = self._hold(self._held_commands, _large(parser.held))
@@ -116,13 +117,13 @@ class Client:
             await channel.send(data, limits.HTTP_SEND_S)
 
     async def _beat(self, channel: SocketStream) -> None:
-        """Send a sign of life in each period that the client asks for."""
+        """Send a heartbeat in each period that the client requested."""
         sent = trio.current_time()
         while True:
             with trio.CancelScope() as self._pause:
                 await trio.sleep_until(sent + self._beat_s if self._beat_s else math.inf)
             if self._pause.cancelled_caught:
-                continue  # it asked for another period
+                continue  # another period was requested
             try:
                 await self._answer(channel, codec.BEAT)
             except Gone:
@@ -149,7 +150,8 @@ class Client:
     # ------------------------------------------------------------ data
 
     async def serve_data(self, channel: SocketStream, data: bytes, *, relayed: bool) -> None:
-        """Receive its messages, and deliver those of its queue, until it disconnects. Raises Malformed, Gone."""
+        """Receive the client's messages, and deliver those of its queue, until it disconnects. Raises Malformed,
+        Gone."""
         self.is_peer, channel.unread = relayed, data
         if channel.socket.family != socket.AF_UNIX:
             channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.FQ_UNACKED_S * 1_000)
@@ -161,7 +163,7 @@ class Client:
             self.counts,
             self.node,
             self.fair_queue,
-            self.scope.cancel,  # what it sent before is still read
+            self.scope.cancel,  # the data connection is still read to its end
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -175,7 +177,8 @@ class Client:
             self.scope.cancel()
 
     async def end_delivery(self) -> None:
-        """Its commands have ended. How its connection for data ends says what it had read."""
+        """Stop delivery after the command connection ended. Wait a while for the end of the data connection, which
+        shows what the client has read."""
         delivery = self.delivery
         if delivery is not None:
             delivery.stop()
@@ -184,8 +187,8 @@ class Client:
             delivery.end(clean=False)
 
     async def _receive(self, channel: SocketStream, parser: MessageParser) -> None:
-        """Publish what it sends, until the end of the connection. If its commands have ended, wait no longer for what
-        it sent before."""
+        """Publish the client's messages until the end of the connection, or, if its command connection has ended, until
+        a silence."""
         time_slice = TimeSlice(self.fair_queue)
         channel.before_wait = time_slice.pause
 
@@ -222,14 +225,14 @@ class Client:
             self._hold(held, 0)
 
     def _take_confirmations(self, messages: list[Message]) -> list[Message]:
-        """The others."""
+        """Handle the peer's acknowledgements, and return the other messages."""
         for message in messages:
             if message.exchange == codec.CONFIRM and self.delivery is not None:
                 self.delivery.confirm(int.from_bytes(message.payload[:8]))
         return [message for message in messages if message.exchange != codec.CONFIRM]
 
     async def _next(self, channel: SocketStream) -> bytes:
-        """The received bytes; empty at the end, or after a silence where its command connection has ended."""
+        """Return received bytes; empty at the end, or after a silence if the command connection has ended."""
         while True:
             ended = self.scope.cancel_called
             try:
@@ -239,7 +242,7 @@ class Client:
                     return b""
 
     def _hold(self, before: int, after: int) -> int:
-        """Bytes of a message on its way count as memory of its user. Raises Malformed."""
+        """Change the bytes charged to the user's memory, and return `after`. Raises Malformed if there are too many."""
         try:
             return self.exchanges.tree.memory.change(self.peer.account, before, after)
         except OverLimit as error:
@@ -252,8 +255,9 @@ class Client:
             parser.too_large = 0
 
     def _origins(self, *, relayed: bool) -> Callable[[Message], bytes | None]:
-        """The headers of where a message is from; None for one that was here before, or had too many hops. The last hop
-        is its client, which may be on the host of this broker."""
+        """Return a function that encodes the origin of a message as headers. It returns None for a message that passed
+        through this broker before, or has too many hops. The last hop does not count, as it is its client's, which may
+        be on the host of this broker."""
         if not relayed:
             mine = origin(self.name, self.node + self.address)
             return lambda message: mine
@@ -268,5 +272,5 @@ class Client:
 
 
 def _large(size: int) -> int:
-    """Bytes that count as memory of a user: a few are its connection's."""
+    """Return the bytes to charge to a user: few bytes are covered by the connection itself."""
     return size if size > SMALL_BYTES else 0

@@ -1,8 +1,8 @@
-"""Messages on their way to one client of fq: claimed, sent, and acked when its kernel has them.
+"""Delivery to one client of fq: messages are claimed, sent, and acked when the client's kernel has them.
 
-The protocol has no acknowledgement. A message is acked when the peer's kernel has its bytes, and not at once: the last
-limits.FQ_HELD of them stay claimed for limits.FQ_HELD_S. A client that ends having read everything ends its connection
-by FIN: then they are acked. One that is killed with something unread resets it: then they are delivered again.
+The protocol has no acknowledgement. A message is acked some time after the peer's kernel has its bytes: the last
+limits.FQ_HELD messages stay claimed for limits.FQ_HELD_S. A client that has read everything ends its connection by FIN:
+then they are acked. A client that is killed with unread bytes resets the connection: then they are redelivered.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from mqfs.syntax.duration import parse_number
 from mqfs.syntax.names import cache_short, text_of
 
 log = logging.getLogger("mqfs.fq")
-WHOLE = 1 << 30  # bytes of a read: all there is
+WHOLE = 1 << 30  # size of a read that returns a whole message
 _NUMBERS = struct.Struct(">QQ")
 _ID_TAIL = len(ID_HEAD) + 2 * ID_BYTES
-_ORIGINS, _ORIGIN_BYTES = 1_024, 1_024  # of messages, remembered: the longest has 32 hops
+_ORIGINS, _ORIGIN_BYTES = 1_024, 1_024  # cached origins of messages, and the longest: it has 32 hops
 _ACKED_AT_ONCE = 4_096  # sequences in one command
 _QUOTA_S, _AGAIN_S = 0.1, 1.0
-_NO_SENDER = b"mqfs"  # of a message that says no other
+_NO_SENDER = b"mqfs"  # the sender of messages without one
 
 
-Late = deque[tuple[Record, bytes]]  # claimed messages of one sender, whose name is not known
+Late = deque[tuple[Record, bytes]]  # claimed messages of one sender whose name is not known yet
 
 
 class QueueReader:
-    """A consumer that a client reads: its queue in the group of one exchange."""
+    """The reader of a client's queue in the group of one exchange."""
 
     def __init__(
         self, exchange: Exchange, handle: ConsumerHandle, counts: BrokerCounts, node: bytes, fair_queue: FairQueue
@@ -63,17 +63,17 @@ class QueueReader:
         self._routes: dict[str, bytes] = {}
         self.late: dict[str, Late] = {}  # by the number of the sender
         self.caught_up = trio.Event()
-        self.skipped: list[int] = []  # claimed, and not for the client
-        self.unreadable: list[int] = []  # claimed, and what no client can read
+        self.skipped: list[int] = []  # claimed sequences that are not for the client
+        self.unreadable: list[int] = []  # claimed sequences of messages that no client can read
 
     def encode(self, record: Record, body: bytes, stream: str) -> bytes | None:
-        """A message of that stream as a broker sends it; None where no client could read it: its route is too long.
-        Raises NotAnswered."""
+        """Encode a message of a stream as a broker sends it; None: its route is too long for any client. Raises
+        NotAnswered."""
         route = self._routes.get(stream)
         if route is None:
             if len(text := text_of(stream)) > NAME_BYTES:
                 return None
-            if len(self._routes) >= limits.NAMES_SENT:  # of streams that are gone, perhaps
+            if len(self._routes) >= limits.NAMES_SENT:  # perhaps most are of removed streams
                 self._routes.clear()
             route = self._routes[stream] = name(text)
         if self._named != self.exchange.group.name:
@@ -93,19 +93,20 @@ class QueueReader:
 
     @property
     def is_late(self) -> bool:
-        """Whether no more is to be claimed before some of `late` are sent."""
+        """Whether to claim no more messages before some of `late` are sent."""
         bodies = [body for late in self.late.values() for _, body in late]
         return len(bodies) >= limits.FQ_SEND_MESSAGES or sum(map(len, bodies)) >= limits.FQ_SEND_BYTES
 
     def settle(self, verb: str, sequences: list[int]) -> None:
-        """`ack` or `release` those of the sequences that are claimed still."""
+        """`ack` or `release` those of the sequences that are still claimed."""
         claims = self.handle.claims
         mine = [str(sequence) for sequence in sequences if sequence in claims]
         for at in range(0, len(mine), _ACKED_AT_ONCE):
             self.handle.write(f"{verb} {' '.join(mine[at : at + _ACKED_AT_ONCE])}\n".encode())
 
     def settle_unsent(self) -> None:
-        """Raises MqfsError; what is not settled then, is by the next call, and so are dead letters without room."""
+        """Ack the skipped messages, and make the unreadable ones dead letters. Raises MqfsError; unsettled messages,
+        also dead letters without room, are left for the next call."""
         self.settle("ack", self.skipped)
         self.skipped.clear()
         with contextlib.suppress(StreamFull):
@@ -116,15 +117,16 @@ class QueueReader:
 
 
 def _identity(head: bytes) -> tuple[bytes, bytes]:
-    """Id, and sender with hops as on the wire, of the headers of a message; nothing for what they do not say."""
-    if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
+    """Return the id, and sender with hops as on the wire, from the headers of a message; each empty if not given."""
+    if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # the layout that this front end writes
         return _unhex(head[-2 * ID_BYTES :]), _origin(head[:-_ID_TAIL])
     return (_unhex(headers.decode(head).get(ID, "").encode()), _origin(head)) if head else (b"", b"")
 
 
 @cache_short(_ORIGINS, _ORIGIN_BYTES)
 def _origin(head: bytes) -> bytes:
-    """Sender and hops of headers, as on the wire. Nothing: they say none. Clients cannot read an empty sender."""
+    """Encode sender and hops from headers as on the wire; empty without a sender. An empty sender, which clients cannot
+    read, is replaced."""
     given = headers.decode(head)
     if SENDER not in given:
         return b""
@@ -134,7 +136,7 @@ def _origin(head: bytes) -> bytes:
 
 
 def _unhex(text: bytes) -> bytes:
-    """An id; nothing where it is none: anyone may write headers."""
+    """Decode an id; empty if it is invalid, as anyone may write headers."""
     try:
         id = bytes.fromhex(text.decode())
     except ValueError:
@@ -143,12 +145,12 @@ def _unhex(text: bytes) -> bytes:
 
 
 def _sender(head: bytes) -> str:
-    """The number of the user who published a message through the tree; only messages with headers have it."""
+    """Return the number, as text, of the user who published a message; "" without headers."""
     return headers.decode(head).get(headers.SENDER, "") if head else ""
 
 
 def _writer(head: bytes) -> str:
-    """The name of that user. Raises NotAnswered."""
+    """Return the name of the user who published a message. Raises NotAnswered."""
     try:
         return identity.user_name(parse_number(_sender(head)))
     except BadCommand:
@@ -157,19 +159,19 @@ def _writer(head: bytes) -> str:
 
 @attrs.frozen
 class Sent:
-    """Messages of one source that were sent together. `end`: where their bytes end among all sent, `count`: how many
-    were sent with them."""
+    """Messages of one source that were sent together. `end`: bytes sent on the connection up to their end; `count`:
+    messages sent up to the last of them."""
 
     end: int
     count: int
     source: QueueReader
     sequences: list[int]
-    at: float = 0.0  # when the peer's kernel had them
+    at: float = 0.0  # when the peer's kernel was seen to have them
 
 
 class Delivery:
-    """Deliver messages to one client, from when it has a connection for data. `on_unbound`: called where the last
-    exchange of its queue was removed: nothing tells the client, so its connection is to end."""
+    """The delivery to one client over its data connection. `on_unbound` is called when the last exchange of its queue
+    was removed: the protocol cannot report that, so the caller ends the connection."""
 
     def __init__(
         self,
@@ -188,11 +190,11 @@ class Delivery:
         self._sources: dict[Exchange, QueueReader] = {}
         self._sending = trio.Lock()
         self._written = self._count = 0  # bytes, messages
-        self._confirming = False  # the client acks the messages that are safe there
-        self._window: deque[Sent] = deque()  # that the peer's kernel may not have
-        self._in_window = 0  # messages
-        self._held: deque[Sent] = deque()  # that it has
-        self._in_held = 0
+        self._confirming = False  # whether the client acks messages itself
+        self._window: deque[Sent] = deque()  # messages that the peer's kernel may not have
+        self._in_window = 0  # their number
+        self._held: deque[Sent] = deque()  # messages that the peer's kernel has, still claimed
+        self._in_held = 0  # their number
         self._moved = trio.Event()
         self._sent = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -201,11 +203,11 @@ class Delivery:
 
     @property
     def _hold(self) -> int:
-        """Messages that may stay claimed: they count as waiting, so of a small backlog none."""
+        """The number of messages that may stay claimed. They count as waiting, so with a small backlog none."""
         backlog = self._queue.wish.backlog
         return min(limits.FQ_HELD, backlog // 8) if backlog else limits.FQ_HELD
 
-    # ------------------------------------------------------------ the life of it
+    # ------------------------------------------------------------ start and end
 
     async def run(self) -> None:
         """Deliver until it is stopped."""
@@ -216,11 +218,11 @@ class Delivery:
                     self.add(exchange)
 
     def stop(self) -> None:
-        """Claim no more."""
+        """Stop claiming messages."""
         self._scope.cancel()
 
     def add(self, exchange: Exchange) -> None:
-        """The queue is bound to that exchange."""
+        """Deliver from an exchange that the queue is bound to, if it is not done already."""
         source, node = self._sources.get(exchange), exchange.consumer(self._queue)
         if self._nursery is None or self._ended or node is None or (source and not source.handle.has_ended):
             return
@@ -235,7 +237,8 @@ class Delivery:
         self._nursery.start_soon(self._pump, source)
 
     def end(self, clean: bool) -> None:
-        """The connection has ended, `clean` if the client had read all that its kernel had. Ends once."""
+        """Settle all claims after the connection ended, once. `clean`: the client had read everything that its kernel
+        had, so these messages are acked; all others are released."""
         if self._ended:
             return
         self._ended = True
@@ -256,7 +259,7 @@ class Delivery:
     # ------------------------------------------------------------ sending
 
     async def _pump(self, source: QueueReader) -> None:
-        """Send what the consumer has, until it is removed."""
+        """Send the messages of one source until its consumer is removed."""
         try:
             while not source.is_over:
                 try:
@@ -281,14 +284,14 @@ class Delivery:
         except (Gone, OSError):
             pass  # the end of the connection is seen where it is read
         finally:
-            source.time_slice.pause()  # others of its user wait for it
+            source.time_slice.pause()  # else other connections of the user would wait for it
 
     def _log(self, source: QueueReader, error: MqfsError) -> None:
         log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
 
     async def _gather(self, source: QueueReader) -> tuple[bytes, list[int]]:
-        """Claim the present messages; wait for the first only. Returns those to send. Raises MqfsError; then nothing
-        was claimed."""
+        """Claim the present messages; wait for the first only. Returns the bytes and sequences to send. Raises
+        MqfsError, only if nothing was claimed."""
         handle, data, sequences, claimed, size = source.handle, bytearray(), list[int](), 0, 0
 
         def take(record: Record, body: bytes) -> None:
@@ -304,7 +307,7 @@ class Delivery:
                 step = handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled:
                     if claimed and step.cancel():
-                        break  # also where it looks further: what was claimed is sent first
+                        break  # also while the consumer still searches: claimed messages are sent first
                     source.time_slice.pause()
                 body = await await_step(step)
                 if not claimed:
@@ -324,8 +327,8 @@ class Delivery:
         return bytes(data), sequences
 
     def _encode_known(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
-        """As `_encode`. A message whose sender's name is not known is sent later, and so are those of this sender
-        behind it, as none is to overtake another."""
+        """Encode a message as `_encode` does. If its sender's name is not known yet, it is sent later, as are all later
+        messages of this sender, to keep their order; then None."""
         late = source.late.get(_sender(record.headers)) if source.late else None
         if late is None:
             try:
@@ -338,7 +341,8 @@ class Delivery:
         return None
 
     async def _send_late(self, source: QueueReader, sender: str, late: Late) -> None:
-        """Send what waits for the name of its sender, in its order: clients keep it, so a number is no substitute."""
+        """Send the messages that wait for the name of their sender, in order. Clients store the name, so the number
+        cannot replace it."""
         time_slice = TimeSlice(self._fair_queue)
         try:
             while late and not source.is_over:
@@ -368,7 +372,7 @@ class Delivery:
             time_slice.pause()
 
     def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
-        """A claimed message as it is sent; None: it is not. Raises NotAnswered."""
+        """Encode a claimed message; None: it is not for the client, or not readable by it. Raises NotAnswered."""
         exchange = source.exchange
         stream = exchange.group.numbers.get(record.stream)
         if stream is None or (  # it was removed after the claim
@@ -392,7 +396,7 @@ class Delivery:
                 await self._moved.wait()
             end = self._written + len(data)
             self._count += len(sequences)
-            self._window.append(Sent(end, self._count, source, sequences))  # before: a peer may ack the first at once
+            self._window.append(Sent(end, self._count, source, sequences))  # before the send: a peer may ack at once
             self._in_window += len(sequences)
             await self._channel.send(data)
             self._written = end
@@ -406,7 +410,7 @@ class Delivery:
     # ------------------------------------------------------------ acknowledging
 
     async def _confirm(self) -> None:
-        """Ack what the peer's kernel has had for long enough."""
+        """Ack messages that the peer's kernel has had for FQ_HELD_S."""
         while True:
             if not (self._window or self._held):
                 self._sent = trio.Event()
@@ -416,8 +420,8 @@ class Delivery:
             self._settle(self._hold)
 
     def _look(self) -> None:
-        """Note what the peer's kernel has: all that was sent, less what ours keeps. Through TLS ours keeps more bytes
-        than they were, so less counts."""
+        """Move the messages that the peer's kernel has from `_window` to `_held`: all sent bytes except those that our
+        kernel keeps. TLS makes these more bytes, so fewer messages count, which is safe."""
         if not self._window or self._confirming:
             return
         try:
@@ -433,11 +437,11 @@ class Delivery:
         self._moved.set()
 
     def confirm(self, count: int) -> None:
-        """The client has acked the first `count` messages. From now on only its acks count."""
+        """Ack the first `count` messages, as the client has acked them. From now on only its own acks count."""
         self._confirming = True
         while self._window:
             sent = self._window[0]
-            safe = len(sent.sequences) - max(sent.count - count, 0)  # of these, perhaps not all
+            safe = len(sent.sequences) - max(sent.count - count, 0)  # how many of these are acked
             if safe <= 0:
                 break
             self._held.append(attrs.evolve(sent, sequences=sent.sequences[:safe], at=-math.inf))
@@ -450,7 +454,7 @@ class Delivery:
         self._moved.set()
 
     def _settle(self, most: int) -> None:
-        """Ack the oldest of those that the peer's kernel has, but `most`, and those that it has had for long."""
+        """Ack the oldest held messages down to `most`, and those that were held for FQ_HELD_S."""
         since = trio.current_time() - limits.FQ_HELD_S
         due: dict[QueueReader, list[int]] = {}
         while self._held and (self._in_held > most or self._held[0].at <= since):
@@ -462,6 +466,6 @@ class Delivery:
                 try:
                     source.settle("ack", sequences)
                 except Stale:
-                    pass  # a checkpoint was gone back to
+                    pass  # the queue was set back to a checkpoint
                 except MqfsError as error:
                     log.warning("queue %s: %s", self._queue.consumer, error)

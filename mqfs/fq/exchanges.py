@@ -1,10 +1,12 @@
-"""Exchanges of fq as groups: what is bound there, which messages are wanted, and queues that outlive their clients.
+"""Exchanges of fq as groups: bindings, the receivers of messages, and queues that outlive their clients.
 
-Every act that a client causes asks the rights of the client's user, and what it makes is that user's: groups,
-streams, consumers. A queue is shared by those who have r and w on all its consumers and their groups; permanent or
-transient is for its owner to say. As the server's user only three things are done, none of them at a client's wish:
-the group of all exchanges is made, what an earlier run left of queues is removed, and what a queue has made is removed
-with its last client: all of it where the queue is transient, else where it is bound no more.
+Every action for a client checks the permissions of the client's user, who owns the groups, streams and consumers that
+it makes. A queue is shared by the users with r and w on all its consumers and their groups. Only its owner may change
+it between permanent and transient.
+
+Three actions run as the server's user, none at the request of a client. The group of all exchanges is made. Remains of
+queues of an earlier run are removed. With its last client the views and consumers of a queue are removed: all of a
+transient queue, those of a permanent one only where it is not bound any more.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ log = logging.getLogger("mqfs.fq")
 SETTINGS = ("idle 1h", "sync off", "retries 0", "dead %.dead")
 DISK_SYNC = "sync 10ms"
 STREAM_MODE = 0o666
-_CACHED = 65_536  # names of an exchange whose queues are remembered
+_CACHED = 65_536  # names of an exchange with cached receivers
 
 
 @attrs.define(eq=False)
 class BrokerCounts:
-    """Counters of one client, one exchange, or all."""
+    """Counters of one client, of one exchange, or of the broker."""
 
     dropped_in: int = 0
     no_exchange: int = 0
@@ -63,8 +65,8 @@ class BrokerCounts:
 
 @attrs.frozen(eq=False)
 class Binding:
-    """A program of a queue. `text` is as the client sent it; `before`: messages of the exchange until then, `since`:
-    the first sequence that it is for."""
+    """A program of a queue. `text`: as the client sent it. `before`: the exchange's count of messages when it was
+    bound. `since`: the first sequence that it selects."""
 
     route: int
     queue: Queue
@@ -76,7 +78,7 @@ class Binding:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the routes that it selects."""
+        """The string after the colon: the route, or the prefix of routes, that the program selects."""
         return self.text.partition(":")[2].partition(" ")[0].strip('"')
 
 
@@ -93,7 +95,7 @@ NONE = Wanted((), False)
 
 @attrs.define
 class _Name:
-    """A stream that may not exist, as views look at it."""
+    """A name of a stream that may not exist, for a look-up of its views."""
 
     name: str
     views: Any = None
@@ -101,16 +103,16 @@ class _Name:
 
 
 class Exchange:
-    """A group, whatever name it gets."""
+    """An exchange. It stays the same when its group is renamed."""
 
     def __init__(self, group: Group) -> None:
         self.group, self.counts = group, BrokerCounts()
         self.bindings: dict[int, Binding] = {}  # by route
-        self._programs: dict[Queue, dict[str, Binding]] = {}  # by their text: a queue may have thousands
-        self.since: dict[Queue, int] = {}  # where the newest binding of each begins
+        self._programs: dict[Queue, dict[str, Binding]] = {}  # by the program's text: a queue may have thousands
+        self.since: dict[Queue, int] = {}  # by queue, the `since` of its newest binding
         self._queues: dict[str, Queue] = {}  # by view
         self._wanted: dict[str, Wanted] = {}
-        self._version = -1  # of the group's routing
+        self._version = -1  # the group's routing version of `_wanted`
 
     @property
     def name(self) -> bytes:
@@ -133,17 +135,17 @@ class Exchange:
         self._wanted.clear()
 
     def of(self, queue: Queue) -> Mapping[str, Binding]:
-        """The bindings of a queue, by the text of their programs for a view."""
+        """Return the bindings of a queue, by the text of their translated programs."""
         return self._programs.get(queue, {})
 
     def selects(self, queue: Queue, name: str, body: bytes, sequence: int) -> bool:
-        """Whether a program selects a message that was bound before it. A view has those from before, too."""
+        """Whether a program that was bound before a message selects it. The view also has earlier messages."""
         mine = (binding.program for binding in self.of(queue).values() if binding.since <= sequence)
         most = self.group.views.search_bytes
         return any(program.selects(name, body, sequence, most) for program in mine)
 
     def wanted(self, name: str) -> Wanted:
-        """The receivers of messages of that name."""
+        """Return the receivers of messages of that name."""
         if self._version != self.group.routing_version or len(self._wanted) > _CACHED:
             self._wanted.clear()
             self._version = self.group.routing_version
@@ -167,33 +169,33 @@ class Exchange:
 
 
 class Exchanges:
-    """All below one group, and all queues."""
+    """All exchanges, which are the groups in one group, and all queues."""
 
     def __init__(self, tree: Tree, root: str) -> None:
         self.tree, self.path = tree, tuple(root.split("/"))
         self.server_user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
         self.queues: dict[bytes, Queue] = {}
         self.counts = BrokerCounts()
-        self._by_group: dict[Group, Exchange] = {}  # those that were looked up, until their group is removed
+        self._by_group: dict[Group, Exchange] = {}  # exchanges that were looked up, until their group is removed
         self._routes = itertools.count(1)
         self._changing: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by queue
         self._making: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by exchange
 
     def changing(self, queue: bytes) -> trio.Lock:
-        """To be held by a change of that queue, its bindings or its checkpoints, which awaits more than once."""
+        """Return the lock for changes of a queue, its bindings or its checkpoints that await more than once."""
         return self._changing.setdefault(queue, trio.Lock())
 
     # ------------------------------------------------------------ exchanges
 
     async def start(self) -> None:
-        """Make the group of all exchanges where it is missing, and load its bindings. Raises MqfsError, of a standby
-        Standby."""
+        """Make the group of all exchanges if it is missing, load the bindings of permanent queues, and remove
+        the remains of others. Raises MqfsError; Standby on a standby."""
         node: Any = self.tree.root
         for name in self.path:
             mode = self.tree.stat(node).mode & 0o777
             try:
                 node = node.groups.get(name) or await await_step(self.tree.mkdir(self.server_user, node, name, mode))
-            except Exists:  # clients of other front ends are served already, and one has made it meanwhile
+            except Exists:  # other front ends already serve clients, and one has made it meanwhile
                 node = node.groups[name]
         for group in list(node.groups.values()):
             self._take_up(group)
@@ -201,7 +203,7 @@ class Exchanges:
 
     @property
     def root(self) -> Group:
-        """The group of all exchanges. Raises NotFound where it was removed, and Standby."""
+        """The group of all exchanges. Raises NotFound if it was removed; Standby."""
         node: Group = self.tree.root
         for name in self.path:
             if (found := node.groups.get(name)) is None:
@@ -214,7 +216,7 @@ class Exchanges:
         return (exchange for exchange in list(self._by_group.values()) if self.find(exchange.name) is exchange)
 
     def find(self, name: bytes) -> Exchange | None:
-        """The exchange that has that name now, those too that were made in the tree."""
+        """Return the exchange of that name, also one whose group was made in the tree, or None."""
         try:
             groups = self.root.groups
         except NotFound:
@@ -223,12 +225,12 @@ class Exchanges:
             return None
         if (known := self._by_group.get(group)) is not None:
             return known
-        if len(self._by_group) >= len(groups):  # so some were removed
+        if len(self._by_group) >= len(groups):  # then some of them were removed
             self._forget_removed()
         return self._take_up(group)
 
     def bound(self, queue: Queue) -> list[Exchange]:
-        """The exchanges that a queue is bound to."""
+        """Return the exchanges that a queue is bound to."""
         for exchange in list(queue.exchanges):
             if exchange.group.removed:
                 self._forget(exchange)
@@ -248,12 +250,12 @@ class Exchanges:
             self._drop_unused(queue)
 
     def _drop_unused(self, queue: Queue) -> None:
-        """Remove a queue without a client and a binding: no message could get into it."""
+        """Remove a queue that has neither clients nor bindings: it could receive no message."""
         if not queue.members and not queue.exchanges and self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
 
     async def _make(self, user: User, name: bytes) -> Exchange:
-        """Raises MqfsError."""
+        """Make an exchange. Raises MqfsError."""
         tree, root = self.tree, self.root
         tree.access(user, root, os.W_OK | os.X_OK)
         check_name(escape(name))
@@ -275,20 +277,20 @@ class Exchanges:
             self.tree.access(user, consumer, os.R_OK | os.W_OK)
 
     async def command(self, user: User, group: Group, *lines: str) -> None:
-        """Write lines to the group's `ctl` for a user whose rights were asked: of fq's clients r and w on the group is
-        asked, not w on that file. Raises MqfsError."""
+        """Write lines to the group's `ctl` for a user whose permissions were checked: fq clients need r and w on the
+        group, not w on that file. Raises MqfsError."""
         maker = _maker(user, group)
         with closing(self.tree.open(maker, self.tree.walk(maker, group, "ctl"), os.O_WRONLY, made=True)) as handle:
             await await_step(handle.write(command_lines(*lines)))
 
     def _take_up(self, group: Group) -> Exchange:
-        """The exchange of a group, which may be served from now on only: permanent queues of an earlier run are still
-        bound. One that has clients already is so only to its owner's."""
+        """Make the exchange of a group, and load the bindings of permanent queues from its views. A queue that has
+        clients already is bound only to exchanges where its owner made the consumer."""
         exchange = self._by_group[group] = Exchange(group)
         for view in list(group.views.values()):
             if not view.name.startswith(VIEW) or (consumer := _permanent(group, view.name)) is None:
                 continue
-            if not view.programs:  # patterns are no queue's: made by other means
+            if not view.programs:  # a view with patterns only was not made for a queue
                 continue
             name, state = text_of(consumer.name), consumer.state
             wish = Wish("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
@@ -301,8 +303,8 @@ class Exchanges:
         return exchange
 
     async def _remove_stale(self, group: Group) -> None:
-        """Remove the views of queues of an earlier run that are not permanent, and then consumers and checkpoints of
-        queues that have no view."""
+        """Remove views of queues of an earlier run that are not permanent, then consumers and checkpoints without such
+        a view."""
         names = [view.name for view in group.views.values() if view.name.startswith(VIEW)]
         for gone in [name for name in names if _permanent(group, name) is None]:
             await self._remove_each(group, f"unbind {quote(gone)}")
@@ -311,7 +313,8 @@ class Exchanges:
             await self._remove_each(group, f"remove {quote(gone)}")
 
     async def _remove_each(self, group: Group, *lines: str) -> None:
-        """Remove the rest of a queue, line by line: a consumer that others hold open may have claims."""
+        """Write commands that remove parts of a queue, each alone: one may fail, as a consumer may hold claims of other
+        programs."""
         for line in lines:
             try:
                 await self.command(self.server_user, group, line)
@@ -321,7 +324,7 @@ class Exchanges:
     # ------------------------------------------------------------ queues
 
     async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
-        """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
+        """Add a client to a queue, which is made if it is missing. Raises Refused, MqfsError."""
         _ = self.tree.root  # raises Standby
         async with self.changing(name):
             queue = self.queues.get(name)
@@ -337,11 +340,11 @@ class Exchanges:
                 queue.wish = attrs.evolve(queue.wish, type=wish.type)
             member = make(queue)
             queue.members.append(member)
-            self.queues[name] = queue  # its last exchange may be removed meanwhile
+            self.queues[name] = queue  # it was dropped if its last exchange was removed meanwhile
             return member
 
     async def _change_permanence(self, user: User, queue: Queue, permanent: bool) -> None:
-        """Raises Refused for another's queue, MqfsError."""
+        """Make a queue permanent or transient. Raises Refused for another user's queue; MqfsError."""
         bound = self.bound(queue)
         left = [exchange for exchange in queue.unbound if not exchange.group.removed]
         bound += [exchange for exchange in left if exchange.consumer(queue) is not None]
@@ -349,15 +352,15 @@ class Exchanges:
         if not all(owns(user, owner) for owner in {queue.owner, *(consumer.state.uid for consumer in consumers)}):
             words = ("transient", "permanent")
             raise Refused(f"requested {words[permanent]}, queue is {words[queue.permanent]}")
-        changed = attrs.evolve(queue, permanent=permanent)  # with the same holds
+        changed = attrs.evolve(queue, permanent=permanent)  # shares `holds` with `queue`
         for exchange in bound:
             await self.command(user, exchange.group, changed.line(exchange.consumer(queue)))
             self._hold(user, exchange, changed)
-        queue.permanent = permanent  # not before: asked again after an error, all of it is done
+        queue.permanent = permanent  # at last, so that a request after an error repeats all of it
 
     async def leave(self, queue: Queue) -> None:
-        """A client has disconnected. With the last one a transient queue is removed, and what a permanent one has where
-        it is bound no more."""
+        """Clean up after a client of a queue disconnected. With the last one a transient queue is removed, and of a
+        permanent one the parts in exchanges where it is not bound any more."""
         async with self.changing(queue.name):
             if queue.members:
                 return
@@ -369,20 +372,20 @@ class Exchanges:
                 self._drop_unused(queue)
             else:
                 gone += self.bound(queue)
-                if self.queues.get(queue.name) is queue:  # not another, which a client made after this was forgotten
+                if self.queues.get(queue.name) is queue:  # else this one was dropped, and a client made another
                     del self.queues[queue.name]
             for exchange in gone:
                 await self._remove(exchange, queue)
 
     def _hold(self, user: User, exchange: Exchange, queue: Queue) -> None:
-        """Have the consumer stay while the queue has clients, also without a reader. Raises NotFound where its last
-        reader left before that, and MqfsError."""
+        """Hold the transient consumer of a queue open, so that it stays while the queue has clients. Raises NotFound if
+        it was removed with its last reader before; MqfsError."""
         maker, again = _maker(user, exchange.group), None
         if not queue.permanent:
             if (consumer := exchange.consumer(queue)) is None:
                 raise NotFound(f"consumer {queue.consumer!r}: removed with its last reader (expected another bind)")
             again = self.tree.open(maker, consumer, os.O_RDONLY)
-        queue.release(exchange)  # not before: it may be the last handle
+        queue.release(exchange)  # after the open, as this may be the last handle
         if again is not None:
             queue.holds[exchange] = again.close
 
@@ -391,7 +394,7 @@ class Exchanges:
             exchange.leave(binding.route)
         group, consumer = exchange.group, exchange.consumer(queue)
         if consumer is not None and (consumer.state.transient == queue.permanent or consumer.state.over != queue.view):
-            return  # it was made to stay, or to go, by other means
+            return  # the consumer was changed by other means
         lines = [f"unbind {quote(queue.view)}"] if queue.view in group.views else []
         names = [queue.consumer] if consumer is not None else []
         lines += [f"remove {quote(name)}" for name in [*names, *points(queue, group.consumers)]]
@@ -400,7 +403,8 @@ class Exchanges:
     # ------------------------------------------------------------ bindings
 
     async def bind(self, user: User, queue: Queue, exchange_name: bytes, program: bytes, permanent: bool) -> int:
-        """The number of the route; the same for the same program. Raises MqfsError."""
+        """Bind a program to a queue, and make the exchange if it is missing. Returns the number of the route, the same
+        for the same program. Raises MqfsError."""
         text = translate(program)
         async with self.changing(queue.name):
             async with self._making.setdefault(exchange_name, trio.Lock()):
@@ -440,7 +444,7 @@ class Exchanges:
         return route
 
     async def unbind(self, user: User, queue: Queue, exchange_name: bytes, route: int) -> None:
-        """Raises MqfsError."""
+        """Unbind a program from a queue by its route. Raises MqfsError."""
         async with self.changing(queue.name):
             exchange = self.find(exchange_name)
             binding = exchange.bindings.get(route) if exchange is not None else None
@@ -455,38 +459,38 @@ class Exchanges:
     # ------------------------------------------------------------ streams
 
     def make_stream(self, user: User, exchange: Exchange, name: str) -> None:
-        """Raises BadName, Denied, OverLimit."""
+        """Make a stream for a user, without waiting for its sync. Raises BadName, Denied, OverLimit."""
         group = exchange.group
         self.tree.access(user, group, os.W_OK | os.X_OK)
-        maker = attrs.evolve(_maker(user, group), uid=user.uid or group.state.uid)  # root's messages are for the owner
-        self.tree.create(maker, group, name, group.state.mode & STREAM_MODE)  # its sync is not waited for
+        maker = attrs.evolve(_maker(user, group), uid=user.uid or group.state.uid)  # for root the group's owner
+        self.tree.create(maker, group, name, group.state.mode & STREAM_MODE)
 
 
 def _permanent(group: Group, view: str) -> Any:
-    """The consumer of a permanent queue of that view; None: there is none."""
+    """Return the consumer of the permanent queue with that view, or None."""
     consumer = group.consumers.get(escape(text_of(view.removeprefix(VIEW))))
     return consumer if consumer is not None and not consumer.state.transient and consumer.state.over == view else None
 
 
 def _maker(user: User, group: Group) -> User:
-    """A user whose rights were asked, for what it makes there: also with a token that is no admin's, and with the group
-    of its directory, so that those who share the directory share what is made."""
+    """Return the user as it makes files, after its permissions were checked: without its token, which could narrow it,
+    and with the gid of the directory, so that users who share the directory share the files."""
     return attrs.evolve(user, gid=group.state.gid, grant=None)
 
 
-# ---------------------------------------------------------------- programs of fq's clients, as those of views
+# ---------------------------------------------------------------- translation of fq programs for views
 
-# In a program of fq the string after the colon is that of a route: bytes up to a blank, or between quotes. A view has
-# names, which are escaped. The engine checks what both languages share.
+# In a program of fq the string after the colon is part of a route: bytes up to a blank, or between quotes. Views have
+# escaped names. The engine's parser checks the rest, which both languages share.
 
 _HEAD = re.compile(r'\s*(exact|prefix):(?:"([^"]*)"|(\S*))\s*')
 _STRING_OR_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_][A-Za-z0-9_]*', re.DOTALL)
 _NOT_PLAIN = re.compile(r'["\\]|[^\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]')
-_TORN = re.compile(rb"[\xc2-\xdf]\Z|[\xe0-\xef][\x80-\xbf]?\Z|[\xf0-\xf4][\x80-\xbf]{0,2}\Z")  # of UTF-8, at an end
+_TORN = re.compile(rb"[\xc2-\xdf]\Z|[\xe0-\xef][\x80-\xbf]?\Z|[\xf0-\xf4][\x80-\xbf]{0,2}\Z")  # cut UTF-8 at the end
 
 
 def translate(program: bytes) -> str:
-    """The program for a view. Raises BadCommand where it is none."""
+    """Translate a program of fq into one for a view. Raises BadCommand if it is invalid."""
     text = program.decode(errors="surrogateescape")
     head = _HEAD.match(text)
     if head is None:
@@ -507,7 +511,7 @@ def translate(program: bytes) -> str:
 
 
 def _part(match: re.Match[str]) -> str:
-    """A string or a name of an expression."""
+    """Translate a string or a name of an expression."""
     part = match.group()
     if part.startswith('"'):
         return _NOT_PLAIN.sub(lambda char: char.group() if char.group() in '"\\' else _byte(char.group()), part)

@@ -1,6 +1,6 @@
-"""Messages of fq's clients on their way into the tree: counted, and appended in one atomic batch for each exchange.
+"""Publishing for fq clients: messages are counted, and appended in one atomic batch for each exchange.
 
-Their headers `fq-sender`, `fq-hops` and `fq-id` are made here.
+This module makes their headers `fq-sender`, `fq-hops` and `fq-id`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mqfs.records import headers
 from mqfs.syntax.names import escape
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
-_OF_SOME = Denied, NotFound, OverLimit, OverQuota, StreamFull, TooLong  # refusals that may be of some messages only
+_OF_SOME = Denied, NotFound, OverLimit, OverQuota, StreamFull, TooLong  # refusals that may concern only some messages
 ID_HEAD = b"\x05fq-id\x20\x00"
 
 
 def address(text: object) -> bytes:
-    """The bytes of a hop's address; 0.0.0.0 where it is not IPv4."""
+    """Encode the address of a hop; 0.0.0.0 if it is not IPv4."""
     try:
         return socket.inet_aton(str(text))
     except OSError:
@@ -37,13 +37,13 @@ def address(text: object) -> bytes:
 
 
 def origin(sender: bytes, hops: bytes) -> bytes:
-    """The headers that say where a message is from, encoded."""
+    """Encode sender and hops of a message as headers."""
     steps = (socket.inet_ntoa(hops[at : at + HOP_BYTES]) for at in range(0, len(hops), HOP_BYTES))
     return headers.encode({SENDER: escape(sender), HOPS: ",".join(steps)})
 
 
 class _Frame(NamedTuple):
-    """A message on its way into a batch. `stream`: its name. `queues`: those that want it."""
+    """A message to append. `stream`: the stream's name. `queues`: the queues that receive it. `data`: its frame."""
 
     stream: str
     queues: tuple[Queue, ...]
@@ -51,8 +51,8 @@ class _Frame(NamedTuple):
 
 
 class Publisher:
-    """Publish the messages of one connection. `await_step`: how it waits for room, without its user's turn; `pause`:
-    awaited between the parts of a batch that was refused, as there may be many."""
+    """The publisher of one connection. `await_step` waits for room outside of the user's time slice. `pause` is awaited
+    between the parts of a refused batch, as there may be many."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Publisher:
     ) -> None:
         self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user
         self._counts, self._node = counts, node
-        self._handles: dict[Exchange, Any] = {}  # `.batch`, whose `text` is what it answers, also where not readable
+        self._handles: dict[Exchange, Any] = {}  # open `.batch` files; `pending` has the answer
         self._await_step, self._pause = await_step, pause
 
     async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
-        """Append the messages that a queue wants. Waits where a queue whose policy is `block` has no room.
+        """Append the messages with a receiver. Waits while a queue with policy `block` has no room.
 
-        `origin_of`: the headers of where a message is from; None for one that is dropped.
+        `origin_of`: returns the origin of a message as headers; None: the message is dropped.
         """
         runs: dict[bytes, list[Message]] = {}
         for message in messages:
@@ -115,18 +115,18 @@ class Publisher:
         await self._append(exchange, frames)
 
     def _has_stream(self, exchange: Exchange, name: str) -> bool:
-        """Whether there is a stream of that name; made where it is not there yet."""
+        """Make a stream if it does not exist. Whether it exists then."""
         if name in exchange.group.streams:
             return True
         try:
             self._exchanges.make_stream(self._user, exchange, name)
         except MqfsError as error:
             exchange.group.refuse(self._user, "fq", str(error))
-        return name in exchange.group.streams  # not yet where a group of that name is being made
+        return name in exchange.group.streams  # False while a group of that name is being made
 
     async def _append(self, exchange: Exchange, frames: list[_Frame]) -> None:
-        """Append them in their order, as one batch. Where that is refused, half of them and then the others: a message
-        that is refused takes no other with it. It is in `.errors`, and counts as without a route."""
+        """Append messages in order, as one batch. A refused batch is halved and tried again, so that a refused message
+        affects no other. A refused message is reported in `.errors`, and counts as without a route."""
         parts = [frames]
         while parts:
             part = parts.pop()
@@ -146,8 +146,9 @@ class Publisher:
                 self._count("no_route", refused, exchange)
 
     async def _write(self, exchange: Exchange, frames: list[_Frame]) -> bool:
-        """False where a stream was removed while it waited for room, and nothing is done: it is made again, as by a
-        later message. Raises any other refusal. What the group discards by `full drop-new` counts as dropped."""
+        """Write one batch. False: a stream was removed while the batch waited for room, so nothing is appended; the
+        caller makes the stream again. Raises any other refusal. Messages that `full drop-new` discards count as
+        dropped."""
         queued = Counter(queue for frame in frames for queue in frame.queues)
         dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
         waits = False
@@ -162,7 +163,7 @@ class Publisher:
             if not isinstance(error, (StreamFull, TooLong)):
                 self.close()
             raise
-        if handle.pending is None:  # no sequence: discarded
+        if handle.pending is None:  # no answer with a sequence: the batch was discarded
             self._count("dropped", len(frames), exchange)
             return True
         self._count("routed", len(frames), exchange)
@@ -185,8 +186,8 @@ class Publisher:
 
 
 def _most(exchange: Exchange, queues: Iterable[Queue]) -> int:
-    """Messages of one batch: one that is larger than the backlog of a queue never had room, and one that is too large
-    under `full drop-new` is dropped whole."""
+    """Return the most messages of one batch. A batch above the backlog of a blocking queue would never have room, and
+    `full drop-new` would discard a whole batch for one message."""
     settings = exchange.group.settings
     if settings.full == "drop-new" and (settings.depth.messages or settings.depth.size):
         return 1
@@ -195,7 +196,7 @@ def _most(exchange: Exchange, queues: Iterable[Queue]) -> int:
 
 
 def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
-    """The number of these messages that the queue will drop."""
+    """Return how many of `count` messages the queue will drop."""
     consumer = exchange.consumer(queue)
     if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
         return 0

@@ -1,7 +1,7 @@
-"""Queues of fq: their types and parameters, what of a request for one does not agree with it, and its bindings.
+"""Queues of fq: types and parameters, the check of a request against an existing queue, and bindings.
 
-The words and the texts of refusals are fq's own. A queue is a consumer of the same name in the group of
-each exchange that it is bound to.
+The words and the texts of refusals are those of fq. A queue is a consumer of the same name in the group of each
+exchange that it is bound to.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from mqfs.fq.connection import Client
     from mqfs.fq.exchanges import Exchange
 
-VIEW = "%q."  # and the queue: no route has such a name
-POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
+VIEW = "%q."  # prefix of a queue's view: no route has such a name
+POINT, POINT_SEPARATOR = "%c.", "%."  # in the names of checkpoints
 DEFAULT_BACKLOG = 16_384
 _DIGITS = re.compile(r"\s*\+?0*([0-9]{1,11})", re.ASCII)
 
 
 class Refused(Exception):
-    """A request of a client is refused; the text is sent to it."""
+    """The refusal of a client's request; its text is sent to the client."""
 
 
 @attrs.frozen
 class Wish:
-    """A type and parameters, as in `mem:public,drop,backlog=100,permanent`. `permanent`: None where nothing says."""
+    """Type and parameters of a queue, as in `mem:public,drop,backlog=100,permanent`. `permanent` None: not given."""
 
-    type: str = ""  # of a queue that was made before this run: not known any more
+    type: str = ""  # "": not known, as the queue was made in an earlier run
     private: bool = True
     policy: str = "drop"
     backlog: int = DEFAULT_BACKLOG  # 0: no bound
@@ -44,7 +44,7 @@ class Wish:
 
 
 def parse_wish(kind: bytes) -> Wish:
-    """Raises Refused."""
+    """Parse the type and parameters of a request. Raises Refused."""
     text = kind.decode(errors="replace")
     name, _, words = text.partition(":")
     wish = Wish(name or "mem")
@@ -65,7 +65,7 @@ def parse_wish(kind: bytes) -> Wish:
 
 
 def _number(word: str) -> int:
-    """As atoi(3) into 32 bits reads it, up to what is no digit: -1 is no bound."""
+    """Parse a number as atoi(3) into 32 bits does, up to the first character that is not a digit. -1 becomes 0."""
     digits = _DIGITS.match(word)
     value = int(digits[1]) if digits is not None else 0
     return value if value < 1 << 31 else 0
@@ -73,10 +73,10 @@ def _number(word: str) -> int:
 
 @attrs.define(eq=False)
 class Queue:
-    """`owner`: the user who made it. `exchanges`: those that it is bound to; `unbound`: those that it was bound to,
-    since it has clients. `holds`: by exchange, how to close an open consumer; a transient one goes with its last
-    handle, and is to stay while the queue has clients.
-    `dropped_to`: messages that had no room, in this run."""
+    """A queue. `owner`: the uid that made it. `exchanges`: those that it is bound to; `unbound`: those from which it
+    was unbound while it has clients. `holds`: by exchange, a function that closes an open consumer: a transient
+    consumer is removed with its last handle, but has to stay while the queue has clients. `dropped_to`: messages
+    dropped for lack of room in this run."""
 
     name: bytes
     owner: int
@@ -97,7 +97,7 @@ class Queue:
         return VIEW + self.consumer
 
     def admit(self, wish: Wish) -> None:
-        """Check that one more client may have it. Raises Refused. Another backlog is ignored."""
+        """Check that another client may join with these parameters. A different backlog is ignored. Raises Refused."""
         if self.wish.private and self.members:
             raise Refused("requested queue is private and in use")
         if self.wish.type and wish.type != self.wish.type:
@@ -111,14 +111,15 @@ class Queue:
             raise Refused(f"too many clients of the queue (expected at most {limits.FQ_QUEUE_CLIENTS})")
 
     def require_same_permanence(self, user: User, consumer: Any | None) -> None:
-        """Raises NotPermitted where a consumer of its name was made by another to stay, or to go."""
+        """Check that an existing consumer of the queue's name has its permanence, or that the user owns it. Raises
+        NotPermitted."""
         if consumer is None or consumer.state.transient != self.permanent or owns(user, consumer.state.uid):
             return
         raise NotPermitted(f"consumer {consumer.name} is another's (expected a queue of another name)")
 
     def line(self, consumer: Any | None) -> str:
-        """The line of `ctl` that makes its consumer, or changes the one that is there. A transient queue needs nothing
-        on disk; one that was permanent stays there."""
+        """Return the line of `ctl` that makes or changes the queue's consumer. That of a transient queue is in memory
+        only, unless it was permanent before."""
         wish = self.wish
         memory = not self.permanent and (consumer is None or consumer.state.memory)
         words = ["consumer", quote(self.consumer), quote(self.view)]
@@ -127,27 +128,27 @@ class Queue:
         return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])
 
     def release(self, exchange: Exchange) -> None:
-        """Hold its consumer of that exchange no longer."""
+        """Close the handle that holds the queue's consumer in an exchange."""
         if (close := self.holds.pop(exchange, None)) is not None:
             close()
 
     def tell(self, exchange: Exchange) -> None:
-        """It is bound to that exchange now."""
+        """Enter an exchange to which the queue is bound now, and notify its clients."""
         self.exchanges.add(exchange)
         for member in self.members:
             member.on_bound(exchange)
 
 
 def owns(user: User, owner: int) -> bool:
-    """Whether a user may say how long a queue of that owner lasts."""
+    """Whether a user may change the permanence of a queue of that owner."""
     return user.uid in (0, owner)
 
 
 def point(queue: Queue, name: bytes = b"") -> str:
-    """The consumer of a checkpoint; without a name what all of a queue's begin with."""
+    """Return the consumer of a checkpoint; without a name the prefix of all checkpoints of the queue."""
     return POINT + queue.consumer + POINT_SEPARATOR + (escape(name) if name else "")
 
 
 def points(queue: Queue, names: Iterable[str]) -> list[str]:
-    """Those of a queue among the consumers of a group."""
+    """Return the checkpoints of a queue among the consumers of a group."""
     return [name for name in names if name.startswith(point(queue))]

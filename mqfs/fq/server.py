@@ -1,6 +1,6 @@
-"""The front end of fq: the kind of a connection, the keys that pair two of them, and shutdown.
+"""The front end for fq: the kind of a connection, the keys that pair two connections, and shutdown.
 
-Connections are accepted by an HTTP server, whose protocol is spoken at the same port.
+An HTTP server accepts the connections, as HTTP is served on the same port.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("mqfs.fq")
 
 
 class FqServer:
-    """All connections of fq's clients. `users`: of `--fq-users`; `node`: our address in hops. `page`: see Web."""
+    """The server of all fq clients. `users`: from `--fq-users`; `node`: our address in hops. `page`: see Web."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class FqServer:
         tokens: Tokens | None = None,
         **shared: Any,
     ) -> None:
-        """`shared`: see `HttpServer`."""
+        """Make the server. `group`: the path of the group of all exchanges. `shared`: see `HttpServer`."""
         self.web = HttpServer(tree, tokens=tokens, speak=self._speak, name="fq", **shared)
         self.exchanges, self.node = Exchanges(tree, group), node
         self._users = Users(self.web.gate, users, checks=tokens is not None)
         self._table = Web(self.exchanges, self._users, node, page).table()
         self._scopes: set[trio.CancelScope] = set()
-        self._clients: dict[bytes, Client] = {}  # by key, those without a connection for data
+        self._clients: dict[bytes, Client] = {}  # by key, clients without a data connection
         self._grants: dict[Client, Grant] = {}
         if tokens is not None:
             tokens.on_ended.append(self._end_tokens)
@@ -69,12 +69,12 @@ class FqServer:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, or until cancelled."""
-        with contextlib.suppress(Standby):  # which has no exchanges, and refuses clients
+        with contextlib.suppress(Standby):  # a standby has no exchanges, and refuses clients
             await self.exchanges.start()
         await self.web.run(task_status=task_status)
 
     async def stop(self) -> None:
-        """End all connections: what was sent and not acked is delivered again at the next start."""
+        """End all connections. Messages that were sent, but not acked, are redelivered after the next start."""
         for scope in list(self._scopes):
             scope.cancel()
         await self.web.stop()
@@ -87,16 +87,16 @@ class FqServer:
                 client.scope.cancel()
                 client.data_scope.cancel()
 
-    # ------------------------------------------------------------ what a connection is
+    # ------------------------------------------------------------ connections
 
     async def _speak(self, channel: SocketStream, peer: Peer) -> bool:
-        """Serve a connection, unless it speaks HTTP: then nothing of it was received."""
+        """Serve a connection of fq. False: it speaks HTTP, and its bytes are left unread."""
         scope = trio.CancelScope()
         self._scopes.add(scope)
         try:
             with scope:
                 return await self._serve(channel, peer)
-        except* Gone:  # perhaps beside the cancellation of a server that stops
+        except* Gone:  # perhaps together with the cancellation of a stopping server
             pass
         except* (Malformed, trio.TooSlowError) as errors:
             why = ungrouped(errors)
@@ -123,7 +123,7 @@ class FqServer:
         return True
 
     async def _serve_data(self, channel: SocketStream, kind: bytes, data: bytes, deadline: float) -> None:
-        """Pair it with its command connection by the key at its beginning."""
+        """Pair a data connection with its command connection by the key at its beginning, and serve it."""
         node = HOP_BYTES if kind == PEER else 0
         data = await _receive(channel, data, node + 2, deadline)
         end = node + 2 + int.from_bytes(data[node : node + 2])
@@ -135,7 +135,7 @@ class FqServer:
             await client.serve_data(channel, data[end:], relayed=kind != DATA)
 
     def _take(self, key: bytes) -> Client:
-        """The client of a key, once. Raises Malformed."""
+        """Return the client of a key, and invalidate the key. Raises Malformed."""
         found = None
         for known, client in self._clients.items():
             if hmac.compare_digest(known, key):
@@ -170,7 +170,7 @@ class FqServer:
             await self._end(client, key)
 
     async def _forget(self, key: bytes) -> None:
-        """A key without a pair lives for a while only."""
+        """Invalidate a key that no data connection has used within FQ_AUTH_S."""
         await trio.sleep(limits.FQ_AUTH_S)
         self._clients.pop(key, None)
 
@@ -182,7 +182,7 @@ class FqServer:
         await channel.linger()
 
     async def _authenticate(self, channel: SocketStream, peer: Peer, auth: codec.Auth) -> Client:
-        """Raises Refused, MqfsError."""
+        """Authenticate a client, and add it to its queue. Raises Refused, MqfsError."""
         ask = partial(self._users.user, peer, auth.user, auth.password)
         user = await await_step(answered(ask))
         wish, name = parse_wish(auth.kind), auth.queue
@@ -197,7 +197,7 @@ class FqServer:
         client = await self.exchanges.join(user, name, wish, make)
         if user.grant is not None:
             self._grants[client] = user.grant
-            try:  # again: a token that was revoked or changed while the client waited to join ended no client
+            try:  # check again: `_end_tokens` missed a token that was revoked while the client waited to join
                 if (await await_step(answered(ask))).grant != user.grant:
                     raise Refused("token: changed (expected to authenticate again)")
             except (Refused, MqfsError):
@@ -206,7 +206,7 @@ class FqServer:
         return client
 
     async def _end(self, client: Client, key: bytes) -> None:
-        """Its command connection has ended: it receives no more messages, and its queue is free."""
+        """End a client after its command connection: it receives no more messages, and leaves its queue."""
         self._clients.pop(key, None)
         self._grants.pop(client, None)
         client.scope.cancel()
@@ -217,7 +217,8 @@ class FqServer:
 
 
 async def _receive(channel: SocketStream, data: bytes, size: int, deadline: float) -> bytes:
-    """At least `size` bytes, with those before; fewer only where it ends. Raises trio.TooSlowError."""
+    """Receive until there are `size` bytes with `data`, or the connection ends. Returns all bytes. Raises
+    trio.TooSlowError."""
     while len(data) < size and (more := await channel.receive(deadline)):
         data += more
     return data

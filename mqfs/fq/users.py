@@ -1,6 +1,6 @@
-"""The user that a client of fq acts as: `--fq-users`, and tokens as passwords.
+"""The system user of an fq client: `--fq-users`, and tokens as passwords.
 
-The file of users has lines USER SYSTEM-USER; USER is the name that clients of fq give themselves.
+The file of users has lines USER SYSTEM-USER; USER is the name that an fq client authenticates with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mqfs.net.peer import Peer
 
 
 def read_users(path: str) -> dict[str, str]:
-    """The system's user of each name. Raises BadConfig."""
+    """Read the file of `--fq-users`: the system user by client name. Raises BadConfig."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(limits.CONFIG_BYTES + 1)
@@ -35,13 +35,15 @@ def read_users(path: str) -> dict[str, str]:
 
 
 class Users:
-    """`names`: of `--fq-users`; None where there is no such file. `checks`: there is a token file."""
+    """The authentication of fq clients. `names`: from `--fq-users`; None without it. `checks`: whether there is a token
+    file."""
 
     def __init__(self, gate: Gate, names: dict[str, str] | None = None, *, checks: bool = False) -> None:
         self._gate, self._names, self._checks = gate, names, checks
 
     def user(self, peer: Peer, name: bytes, password: bytes) -> User:
-        """Raises Unauthorized, Denied, NotAnswered. Without a token file a password says nothing, as with fq itself."""
+        """Return the user of a client. Without a token file a password is ignored, as by fq itself. Raises
+        Unauthorized, Denied, NotAnswered."""
         authorization = None
         if peer.tokens is not None and password:
             authorization = f"Bearer {password.decode('latin-1')}"
@@ -58,7 +60,7 @@ class Users:
         return user
 
     def require_name(self, user: User, text: str) -> None:
-        """Check that a user may have messages marked with a name of the file. Raises Denied, NotAnswered."""
+        """Check that a user may send messages with a sender's name from the file. Raises Denied, NotAnswered."""
         known = self._names.get(text) if self._checks and self._names is not None else None
         if known is not None and identity.user_number(known) != user.uid:
             raise Denied(f"user {text!r}: no password (expected a token of this user)")

@@ -1,4 +1,4 @@
-"""HTTP on the port of fq: publishing, counters and checkpoints, with answers that are fq's own."""
+"""HTTP on the port of fq: publishing, counters and checkpoints, with the answers of fq."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from mqfs.serving.await_step import answered, await_step
 from mqfs.syntax.lines import quote
 
 KIND = "fq"
-WEB = b"_web"  # who sends what says no sender
+WEB = b"_web"  # the sender of requests without one
 _SENDS = Sends((JSON,))
 _POINT = ("qname", "cpname")
 
 
 class Web:
-    """The routes of one front end. `node`: our address in hops. `page`: scheme and port of the listener that has the
-    page, if one has."""
+    """The routes of one front end. `node`: our address in hops. `page`: scheme and port of the listener with the page,
+    or None."""
 
     def __init__(self, exchanges: Exchanges, users: Users, node: bytes, page: tuple[str, int] | None = None) -> None:
         self._exchanges, self._users, self._node, self._page = exchanges, users, node, page
@@ -62,7 +62,7 @@ class Web:
         return Table((*submits, page, shown, *both), _resolve, problem=_problem)
 
     async def _submit(self, call: Call) -> Answer:
-        """The body is the payload."""
+        """Publish the body of a request as one message."""
         given = call.request.headers
         if "content-length" not in given:
             return _error("no message")
@@ -98,8 +98,8 @@ class Web:
         return as_json(await stats(self._exchanges, call.user, call.front.pause))
 
     def _point(self, verb: str, do: Callable[..., Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
-        """The routes of a command, which is a GET for fq's clients. `do`: of Checkpoints, with the values of `options`
-        after the names."""
+        """Make the routes of a checkpoint command, which fq clients send by GET. `do`: a method of Checkpoints; it gets
+        the values of `options` after the names."""
 
         async def perform(call: Call) -> Answer:
             try:
@@ -118,7 +118,7 @@ class Web:
 
 
 def _names(call: Call) -> tuple[bytes, bytes]:
-    """Raises Refused."""
+    """Return queue and checkpoint of a call. Raises Refused."""
     queue, name = (call.option(word) or "" for word in _POINT)
     if not queue or not name:
         raise Refused(f"missing {_POINT[0] if not queue else _POINT[1]}")
@@ -130,7 +130,7 @@ def _error(text: str) -> Answer:
 
 
 def _resolve(tree: Tree, user: User, path: Path) -> Target:
-    """Raises NotFound, Standby."""
+    """Resolve the path of a request. Raises NotFound, Standby."""
     _ = tree.root  # raises Standby
     if len(path.names) > 1 or (path.names and path.slash):
         raise NotFound(f"no page {path.text!r}")
@@ -146,8 +146,8 @@ def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 
 
 async def stats(exchanges: Exchanges, user: User, pause: Callable[[], Awaitable[None]]) -> dict[str, Any]:
-    """Counters of this run: of the exchanges that a user may read, the queues bound to one of them, and the user's own
-    queues that are bound to none. `pause`: awaited for each, as there may be many."""
+    """Return the counters since the start: exchanges that a user may read, queues bound to one of them, and the user's
+    own queues without a binding. `pause` is awaited for each, as there may be many."""
     shown: set[Exchange] = set()
     counters: dict[str, Any] = {}
     for exchange in exchanges:
@@ -193,7 +193,7 @@ def _counts(counts: BrokerCounts) -> dict[str, int]:
 
 def _exchange(exchange: Exchange) -> dict[str, Any]:
     routes = {str(binding.route): _route(binding, exchange) for binding in exchange.bindings.values()}
-    group = exchange.group  # of which checkpoints speak
+    group = exchange.group  # its number and sequences are needed for checkpoints
     return {**_counts(exchange.counts), "group": group.number, "next": group.log.end.next, "routes": routes}
 
 
@@ -224,7 +224,7 @@ def _queue(queue: Queue, bound: list[Exchange]) -> dict[str, Any]:
 
 
 def _backlog(consumer: Any) -> int:
-    """Its messages that are not acked: kept up to date where they have a bound, else counted."""
+    """Return the number of unacked messages of a consumer: maintained if it has a backlog bound, else counted."""
     return int(consumer.backlog.size() if consumer.state.backlog else consumer.backlog.count())
 
 
@@ -248,18 +248,18 @@ _PLACE = re.compile(r"([0-9]{1,18}):([0-9]{1,18})\Z")
 
 
 class Checkpoints:
-    """Checkpoints: named positions of permanent queues, to which these can be set back.
+    """The checkpoints: named positions of permanent queues, to which a queue can be set back.
 
-    Each is a consumer that is never opened, in the group of every exchange that the queue is bound to. So the messages
-    after it are retained.
+    A checkpoint is a consumer that is never read, in the group of every exchange that the queue is bound to. So the
+    messages after it are retained.
     """
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
 
     async def add(self, user: User, queue_name: bytes, name: bytes, place: str) -> None:
-        """`place`: GROUP:SEQUENCE, a message that is not to be delivered again; of other groups it is where the queue
-        is now. Raises Refused, MqfsError."""
+        """Add a checkpoint, or move it. `place`: GROUP:SEQUENCE, the last message that is not redelivered; in other
+        groups the checkpoint is at the queue's present position. Raises Refused, MqfsError."""
         async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name)
             number, sequence = self._place(queue, name, place, found)
@@ -273,7 +273,7 @@ class Checkpoints:
 
     @staticmethod
     def _place(queue: Queue, name: bytes, place: str, found: list[Exchange]) -> tuple[int, int]:
-        """The group, and the sequence in it. Raises Refused."""
+        """Parse and check a place: the number of a group, and a sequence in it. Raises Refused."""
         if (match := _PLACE.match(place)) is None:
             raise Refused("'chkptid' must be of format: [0-9]*:[0-9]*")
         number, sequence = int(match[1]), int(match[2])
@@ -289,14 +289,14 @@ class Checkpoints:
         return number, sequence
 
     async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
-        """Raises Refused, MqfsError."""
+        """Remove a checkpoint. Raises Refused, MqfsError."""
         async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name, removes=True)
             for exchange in self._having(queue, name, found):
                 await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
     async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
-        """Deliver the messages after it again. Raises Refused, MqfsError."""
+        """Set a queue back to a checkpoint: the messages after it are redelivered. Raises Refused, MqfsError."""
         async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name)
             for exchange in self._having(queue, name, found):
@@ -307,8 +307,8 @@ class Checkpoints:
     def _find(
         self, user: User, queue_name: bytes, name: bytes, *, removes: bool = False
     ) -> tuple[Queue, list[Exchange]]:
-        """The queue, and its exchanges. `removes`: a checkpoint that was made before the queue became one that may have
-        none is to go. Raises Refused, Denied."""
+        """Return the queue and its exchanges, after a check of permissions. `removes`: also for a queue that may not
+        have checkpoints any more. Raises Refused, Denied."""
         if name == RESERVED:
             raise Refused("'fq' is a reserved name, cannot be used for a checkpoint name")
         queue = self._exchanges.queues.get(queue_name)
@@ -321,7 +321,7 @@ class Checkpoints:
         found = [exchange for exchange in self._exchanges if exchange.consumer(queue) is not None]
         for exchange in found:
             self._exchanges.require(user, exchange, queue)
-            self._exchanges.tree.access(user, exchange.group, CHANGE)  # as for a consumer that is made or moved
+            self._exchanges.tree.access(user, exchange.group, CHANGE)  # as to make or move a consumer
         return queue, found
 
     @staticmethod
