@@ -346,7 +346,9 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             self._fall_behind(deadline)
             return
         except TimeoutError:
-            if deadline is not None and time.monotonic() >= deadline:
+            now, is_lost = time.monotonic(), bool(self._lost_below or self._losses)
+            is_due = is_lost and now >= self.reported_at + LOSS_REPORT_S  # also in a `get` that waits less than that
+            if not is_due and deadline is not None and now >= deadline:
                 raise
             self._report_losses(self._lost_below)
             return
