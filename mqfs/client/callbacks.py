@@ -524,7 +524,7 @@ class Taking:
         self._ended = threading.Event()
         listener.withdraw = self.remove
         try:
-            self._look(Denied)
+            self._look(raises_denied=True)
         except BaseException:
             self._finish()
             raise
@@ -566,8 +566,8 @@ class Taking:
             self._looks = False
             self._end_without_handles()
 
-    def _look(self, *raised: type[MqfsError]) -> None:
-        """Open handles on streams without any. If `raised` is given, Denied is raised instead of reported."""
+    def _look(self, *, raises_denied: bool = False) -> None:
+        """Open handles on streams without any. `raises_denied`: raise Denied instead of reporting it."""
         known = {*self._handles.values()} | self._refused
         for name in self._streams.present():
             if name in known:
@@ -577,7 +577,7 @@ class Taking:
             except NotFound:
                 continue
             except Denied as error:
-                if raised:
+                if raises_denied:
                     raise
                 self._refused.add(name)
                 self._listener.report(error, None)
