@@ -19,12 +19,12 @@ class Kind(enum.IntEnum):
 
     MESSAGE = 1
     END = 2  # EOF marker: readers get 0 bytes once
-    CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/state/group.py)
+    CHANGE = 3  # change of the group's state: a stream made, a ctl line, ... (mqfs/state/group.py)
     ACK = 4  # acknowledgement by a consumer
     CLOCK = 5  # the wall clock against the engine clock (mqfs/state/group.py)
     STATE = 6  # the whole state, at the head of each segment (mqfs/state/group.py)
     NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
-    DELIVERIES = 8  # how often the message after it was delivered, if before; as NAMES
+    DELIVERIES = 8  # how often the next message was delivered before, if it was; like NAMES never in a segment
 
 
 MORE = 1  # Record.flags bit 0: more of this atomic batch follows
@@ -152,7 +152,7 @@ class Listed(NamedTuple):
     """The messages of some streams in a segment of a log, without EOF markers."""
 
     messages: int
-    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest N: sequences, and body bytes
+    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # sequences and body bytes of the newest N
 
 
 # ------------------------------------------------------------ wait
@@ -249,4 +249,4 @@ class Wait(Generic[T]):
         return True
 
 
-Step: TypeAlias = T | Wait[T]  # what engine calls return
+Step: TypeAlias = T | Wait[T]  # the result of an engine call

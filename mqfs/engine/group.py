@@ -51,7 +51,7 @@ class Group:
         self.clock, self.timers, self.faults, self.staging = tree.clock, tree.timers, tree.timers.faults, tree.staging
         self.in_memory, self.kept_quotas = not tree.store.path, tree.kept_quotas
         self.mark_dirty = partial(tree.dirty_groups.add, self)
-        self._stored = bucket  # its log as the store has it
+        self._stored = bucket  # the log in the store, whatever `log.bucket` is
         self.number = own.group
         self.parent: Group = self  # set by the tree
         self.removed = False
@@ -61,7 +61,7 @@ class Group:
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
-        self.unlinked = (0, 0), 0  # by which process, which of its own files by qid; and the engine time
+        self.unlinked = (0, 0), 0  # the last call of `unlink_nothing`: process and path of the qid; engine time
         self.waiting = Waiting()
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # ended rings whose followers have not switched to the log yet
@@ -136,7 +136,7 @@ class Group:
             is_copied = self.tree.store.replication is not None
             log.use(ShownLog(self._stored, None if is_copied else lacking) if replica else self._stored)
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ retention
 
     def before_trim(self) -> dict[int, int]:
         """Forget expired ids, and return the floor of delayed messages by its number: its records are in the log, but

@@ -38,7 +38,7 @@ class View(Numbered):
     def __init__(self, group: Group, own: ViewState) -> None:
         self.group, self.state = group, own
         self.removed = False
-        self.readers: set[Any] = set()  # the open ones
+        self.readers: set[Any] = set()  # open files of the view
         self.programs: list[Program] = []
         self.patterns: list[str] = []
         self.refresh()
@@ -118,7 +118,7 @@ class ViewRegistry(dict[str, View]):
         self.searches = 0  # calls in these programs that search a body
         self.selecting = UserLimits("searches of messages", "PROGRAM_SEARCHES")  # by programs of open files
         self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
-        self._routing: dict[str, View] = {}  # views with a program
+        self._routing: dict[str, View] = {}  # views with programs
 
     def load(self) -> None:
         """Make the views of the group's state."""
@@ -161,7 +161,7 @@ class ViewRegistry(dict[str, View]):
             if view is not None:
                 self._leave(view)
         if not len(self._patterns):
-            self._patterns = Patterns(self._catalog.log.settings.words)  # they change while no view has patterns
+            self._patterns = Patterns(self._catalog.log.settings.words)  # they change only without bound patterns
         for name, view in views:
             self._refresh(name, view)
         self._catalog.routing_version += 1  # streams may have been looked up after the change of the state

@@ -314,7 +314,7 @@ def relayed(message: Message) -> bytes:
     )
 
 
-# ---------------------------------------------------------------- what clients send
+# ---------------------------------------------------------------- encoding for clients
 
 
 def published(message: Message) -> bytes:

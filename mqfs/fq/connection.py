@@ -55,7 +55,7 @@ class Client:
     _last_sign: float = 0.0
     _beat_s: float = 0.0  # period of heartbeats; 0: none requested
     _held_commands: int = 0  # bytes of commands charged to its user's memory
-    _pause: trio.CancelScope = attrs.Factory(trio.CancelScope)  # until the next beat
+    _pause: trio.CancelScope = attrs.Factory(trio.CancelScope)  # of the sleep before the next heartbeat
     _writing: trio.Lock = attrs.Factory(trio.Lock)
 
     @property

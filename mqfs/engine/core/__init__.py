@@ -1,1 +1,1 @@
-"""The log of one group with its one writer, and what all boxes of the engine use: alarms, portions, faults."""
+"""The log of one group with its one writer, and the parts that all of the engine uses: alarms, portions, faults."""

@@ -60,7 +60,7 @@ class ShownEnd:
     def __init__(self, inner: LogEnd, lacking: OSError | None) -> None:
         self._inner, self._lacking = inner, lacking
         self.held: deque[HeldAnswer] = deque()
-        self.firsts: deque[int] = deque()  # those of `held` that show messages
+        self.firsts: deque[int] = deque()  # `first` of the entries in `held` that show messages
 
     @property
     def next(self) -> int:
@@ -310,7 +310,7 @@ class GroupLog:
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
 
-    # ------------------------------------------------------------ as safe as `sync` says
+    # ------------------------------------------------------------ syncs
 
     def after_data_sync(self, value: T) -> Step[T]:
         """Return `value` once the messages appended so far are as safe as `sync` says."""
@@ -339,7 +339,7 @@ class GroupLog:
         self.upkeep.sync(answering(wait, value, "the disk failed"))
         return wait.result() if wait.settled else wait
 
-    # ------------------------------------------------------------ what may be shown
+    # ------------------------------------------------------------ waiting for the copy
 
     def _after_copy(self, value: T) -> Step[T]:
         """Return `value` once everything appended so far is on disk, in the copy, and shown."""

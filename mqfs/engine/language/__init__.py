@@ -1,1 +1,1 @@
-"""The languages of the files, as values: ctl lines, .put, .batch, formats of messages. Performs nothing."""
+"""The languages of the files, parsed into values: ctl lines, .put, .batch, message formats. Nothing is executed."""

@@ -107,7 +107,7 @@ def _duration(default: int = 0, **more: Any) -> Any:
 
 
 _SYNC = {"always": SYNC_ALWAYS, "off": SYNC_OFF, "replica": SYNC_REPLICA}
-POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
+POLICIES = ("drop-old", "drop-new", "block", "reject")  # values of `full`
 
 
 @attrs.frozen
@@ -143,7 +143,7 @@ class Settings:
     idle: int = _duration()
     protect: bool = _switch()
     sender: bool = _switch(is_newer=True)  # whether every message gets the header `sender`
-    words: Words = attrs.field(  # of the patterns of the group
+    words: Words = attrs.field(  # separator and wildcards of the group's patterns
         default=DOTTED,
         metadata=_row(
             lambda *words: check_words(Words(*words)),
@@ -153,7 +153,7 @@ class Settings:
             is_newer=True,
         ),
     )
-    full_was_set: bool = False  # else `full` follows `deliver`
+    full_was_set: bool = False  # whether a line has set `full`; else it follows `deliver`
 
     def lines(self, *, given: bool = False) -> list[str]:
         """Return every setting as a ctl line. `given`: without those that follow from others or newer defaults."""

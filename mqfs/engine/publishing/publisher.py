@@ -177,7 +177,7 @@ class Publisher:
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
         if self.log.settings.depth is not NO_DEPTH:
-            # A waiting reader may have had some of several messages meanwhile: these would be no loss.
+            # Waiting readers may have read some of several messages meanwhile, so their eviction is not a loss.
             is_counted = verdict is Admission.CUT and len(request.bodies) == 1
             self.retention.bound_depth(stream, is_counted=is_counted)
         return self.log.after_data_sync(request.total)
@@ -187,7 +187,7 @@ class Publisher:
         is_stored = log.must_retain or log.shown is not None or host.ring is not None or host.past_rings
         if not is_stored and self.fanout.all_wait(stream):
             sequence = log.skip()
-            stream.kept.trimmed_count += 1  # all readers have had it
+            stream.kept.trimmed_count += 1  # like a trimmed message: all readers have it
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
             if log.shown is None:
@@ -308,7 +308,7 @@ class BlockedWriters:
             if request.undo is not None:
                 request.undo()
             if first:
-                self._host.unblock()  # it was the first, and there may be room for those behind it
+                self._host.unblock()  # it was the first in line, and there may be room for later writers
             return True
 
         wait: Wait[int] = Wait(cancel)
@@ -317,7 +317,7 @@ class BlockedWriters:
         return wait
 
     def of_batches(self) -> set[Stream]:
-        """Return the streams of all waiting batches, also those with messages for them only."""
+        """Return the streams for which a waiting batch has messages; some may be empty, so they must not be removed."""
         requests = [request for stream in self.streams for request in stream.blocked.values()]
         return {stream for request in requests if request.unit is not None for stream in request.unit.tallies}
 
@@ -336,7 +336,7 @@ class BlockedWriters:
         blocked = stream.blocked
         while blocked:
             wait, request = blocked.popitem(last=False)
-            rest, stream.blocked = blocked, OrderedDict()  # admission would have it wait behind the others
+            rest, stream.blocked = blocked, OrderedDict()  # else admission would let it wait for the writers behind it
             try:
                 step = self._try(stream, request)
             except Exception as error:
@@ -398,7 +398,7 @@ _ASKED_AGAIN = 64  # messages between two checks whether any reader still waits
 def ingest(group: Group, data: Buffer, base: int, rows: RecordColumns) -> None:
     """Count and deliver plain messages that were just appended. `data` has their records; its first byte is at position
     `base` of the log."""
-    numbers = group.numbers  # without those that were removed since they were written to
+    numbers = group.numbers  # streams that were removed since the write are not in it
     found = [(numbers[row.place], row) for row in tally(rows) if row.place in numbers]
     for stream, (_, messages, size, last) in found:
         stream.kept.newest, stream.kept.mtime_ns = rows.sequences[last], rows.times[last]

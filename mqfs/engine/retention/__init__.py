@@ -1,1 +1,1 @@
-"""Retention: which messages are kept, and when the others give back their room."""
+"""Retention: which messages are kept, and when the log is trimmed of all others."""

@@ -5,8 +5,8 @@
     `tail` 4      1 and 2 are trimmed, 5 and 6 are kept until all present readers have had them: see KeptRange
 
 The index is made from the log, in portions, and catches up when it is used, so writes cost nothing more. It reads only
-the headers of messages. The STATE record at the head of a segment has the index of then (`GroupState.newest`). So a
-start reads the log from there on, and the log may remove any older message without a row. All newer messages are kept
+the headers of messages. The STATE record at the head of a segment has the index up to there (`GroupState.newest`). So
+a start reads the log from there on, and the log may remove any older message without a row. All newer messages are kept
 until the next segment begins: a message that removed a key must not be trimmed before the messages of that key.
 """
 
@@ -160,7 +160,7 @@ class NewestPerKey:
 
     @property
     def reach(self) -> int:
-        """The sequence below which all of the log is indexed, after a start too."""
+        """The sequence below which the index is complete. After a start the rows from the state are read first."""
         return self._pending[0][0] if self._pending else self.position
 
     @property

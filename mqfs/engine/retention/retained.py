@@ -60,7 +60,7 @@ class KeptRange:
         self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes; not in `count`
         self.trimmed_count = 0  # messages that fell below the floor since the start
         self.evicted_before = 0  # one above the newest message that a bound or `clear` removed
-        self.ends_from, self.ends_until = NEVER, 0  # engine ns, at widest, in which messages with an own ttl expire
+        self.ends_from, self.ends_until = NEVER, 0  # engine ns: earliest and latest expiry by an own ttl, at widest
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
         self.mtime_ns = 0  # time of the newest message; 0: not looked up
         self._was_shared = False  # whether the stream was shared when it was counted
@@ -166,7 +166,7 @@ class KeptRange:
         return count + more, size + more_size
 
     def _counted_all(self, first: int, end: int | None = None) -> tuple[int, int]:
-        """As `counted`, but without regard to keys."""
+        """Return the (messages, bytes) retained in [first, end), without regard to keys."""
         if first >= self.log.end.next:
             return 0, 0
         tally = self.log.metrics.count
@@ -217,7 +217,7 @@ class KeptRange:
         return found
 
     def is_counted(self, sequence: int) -> bool:
-        """Whether a message is above the floor, and neither dropped nor expired by its own ttl."""
+        """Whether a message is at or above the floor, and neither dropped nor expired by its own ttl."""
         return (
             sequence >= self.state.floor
             and sequence not in self.log.state.dropped

@@ -215,8 +215,8 @@ class Retention:
         self._trimming = None
 
     def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
-        """Trim the log, in steps. Floors only rise, so those found first still hold at the end. Streams that are made
-        meanwhile keep all their messages."""
+        """Trim the log, in steps. Floors only rise, so the first ones found still hold at the end. Streams made during
+        the trim keep all their messages."""
         yield from self.ranks.load()
         self._expire_due(self._host.clock.engine_ns())
         yield from self._forget_lapsed()
@@ -255,7 +255,7 @@ class Retention:
         self.evicted_before = max(self.evicted_before, before)
 
     def note_change(self) -> None:
-        """A reader advanced or closed; messages retained only for it can be trimmed."""
+        """Mark the group for a trim after a reader advanced or closed: messages retained only for it can be trimmed."""
         if self._log.settings.replay != "all" or self._log.settings.deliver == "one":
             self._dirty = True
             self._host.mark_dirty()
@@ -383,7 +383,7 @@ class Retention:
             return
         self.expire_messages()
         if self.ranks.next_expiry_ns != NEVER:
-            self._expiry_alarm.at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
+            self._expiry_alarm.at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest in the next portions
 
 
 def forget_dropped(group: Group, names: Set[str]) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""The tree of names: groups, streams and the files beside them, found, made, removed; start and maintenance."""
+"""The tree of names: groups, streams and other files are found, made and removed; start and maintenance."""
