@@ -288,7 +288,10 @@ class Group:
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self, look: bool = True) -> None:
-        """Retry blocked writers, as there may be room now, and with `look` first due messages and schedules."""
+        """Retry blocked writers, as there may be room now, and with `look` first due messages and schedules. Before
+        them, serve what waited for a removed message of its key."""
+        if self.consumers.keyed:
+            self.consumers.on_removals()
         if look and (self.held.overdue or self.held.schedules.waiting):
             self.held.retry()
         if self.publisher.blocked.streams:

@@ -488,7 +488,7 @@ class Model:
         if sum(1 for e in out.values() if e["claim"]) >= most:
             return False
         mine = {o["seq"]: o for o in self.mine(c) if o["headers"].get("key") == key}
-        failed = [seq for seq, e in out.items() if not e["claim"] and (e["due"] or seq in mine)]
+        failed = [seq for seq, e in out.items() if not e["claim"] and seq in mine]
         if c["ordered"] and failed:
             return bool(m["seq"] == min(failed))
         free = [o for o in mine.values() if o["seq"] not in out or not (out[o["seq"]]["claim"] or out[o["seq"]]["due"])]

@@ -154,15 +154,18 @@ class Machine(RuleBasedStateMachine):
             self.set(ack=data.draw(SOME(["read", "next"])))
         for name in ("a", "b"):
             self.create(name)
-        self.consumer("u", None, *data.draw(SOME([(), ("order key",)])))
+        in_order = data.draw(SOME([(), ("order key",)]))
+        self.consumer("u", None, *in_order)
         over = data.draw(SOME([None, "a", "p"]))
         if over == "p":
             self.same(self.model.bind("p", "a"), self.subject.ctl("bind p a"))
         if over:
-            self.consumer("v", over)
+            self.consumer("v", over, *in_order)
         self.open("a", "writer")
         if over == "p":  # whose messages it shows later, perhaps
             self.open("b", "writer")
+        for name in ("a", "b", "a", "b") if in_order else ():
+            self.put(data, name, None, "k", priority=5, ttl=data.draw(SOME([0, 0, 6])), delay=0, id=None, headers={})
         for key in [*reversed(self.keys)] * 3:
             self.write_to(key, "\n")
         self.open("v" if over == "p" else "u", "worker")
@@ -257,6 +260,22 @@ class Machine(RuleBasedStateMachine):
             backlog = 0 if model.held or model.schedules else data.draw(SOME([0, 0, 2]))
             full = data.draw(SOME(["", "", "drop-old", "drop-new", "block", "reject"]))
             self.consumer(worker, over, *options, backlog=backlog, full=full)
+
+    @rule(data=st.data(), how=SOME(["drop", "drop", "clear"]))
+    def remove_first_of_key(self, data: st.DataObject, how: str) -> None:
+        """One goes for which others of its key may wait: in its back-off, or as a reader may not have it."""
+        model, first = self.model, dict[str, Any]()
+        for m in model.kept():
+            if (key := m["headers"].get("key")) and not self.lies_between(m["seq"]):
+                first.setdefault(key, m)
+        names = {stream: name for name, stream in model.names.items()}
+        if first:
+            m = data.draw(SOME(list(first.values())))
+            name, sequence = names[m["stream"]], m["seq"]
+            if how == "drop":
+                self.same(model.drop(name, sequence), self.subject.ctl(f"drop {name} {sequence}"))
+            else:
+                self.same(model.clear(name), self.subject.ctl(f"clear {name}"))
 
     @rule(how=SOME(["bind", "bind", "unbind", "end"]), view=SOME(["p", "p", "q"]), pattern=SOME(["a", "b", "c", "*"]))
     def bind(self, how: str, view: str, pattern: str) -> None:

@@ -253,6 +253,8 @@ class Dispatcher:
             return True
         if self._ready is None or self._ready or self._order != self._group.order_version:
             return False
+        if self._keys is not None and self._keys.is_outdated:
+            return False
         return self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
 
     def next_message(self, receiver: ClaimingHandle) -> Next | None:
@@ -263,6 +265,8 @@ class Dispatcher:
         if (self._ready is None or self._order != self._group.order_version) and not self._load():
             return None
         keys = self._keys
+        if keys is not None and keys.is_outdated:
+            keys.release_removed()
         while True:
             best = None
             if self._ready:
@@ -404,7 +408,7 @@ class Dispatcher:
         if self.flow is None or not self.flow.own.rules.per_key:
             return
         if self._keys is None:
-            self._keys = Keys(self._group, self.flow, self)
+            self._keys = Keys(self._group, self.flow, self, self._serve)
             self._by_expiry = self._group.log.settings.order == "expiry"
             yield from self._keys.load()
         yield from self._keys.offer_all()

@@ -163,6 +163,7 @@ class ExclusiveClaims:
             self._group.log.acknowledge(self._own, steps)
         else:
             self._group.numbers[record.stream].exclusives.claim(sequence, (self._own, steps))
+        self._group.retention.removals += 1  # for the other consumers
         self._held.add(sequence)
 
     def release_all(self) -> None:

@@ -10,7 +10,7 @@ A consumer without rules (state/rules.py) has no Flow. A consumer with rules che
 The search continues after a message that waits for its key. So the message stays here until it is claimed:
 
     key `a`   claimed 3                waiting 5, 9      5 is next: when 3 is acked, or a dead letter
-    key `b`   failed 4, in its backoff waiting 6         `order key`: 6 goes after 4, however long that takes
+    key `b`   failed 4, in its backoff waiting 6         `order key`: 6 goes after 4, or when 4 was removed
     key `c`                            waiting 7         it may go; the reads that wait now are not allowed its stream
 
 Memory: a row for each claimed or failed message, as in `progress.unacked`, and a row for each message that waits here.
@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.engine.core.log import record_at
 from mqfs.engine.core.portions import Work
+from mqfs.engine.core.timers import AGAIN_NS
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.model import NEVER, Record
+from mqfs.model import NEVER, Record, Step, Wait
 from mqfs.records.headers import key_of
 from mqfs.state.rules import TRIPPED
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from mqfs.engine.delivery.dispatcher import Dispatcher
     from mqfs.engine.group import Group
 
+_FEW = 64  # messages looked up in less than a millisecond
+_LOOK_NS = 200_000  # from one check for removed messages to the next, for each failed one: 20 times what that takes
 _SLACK_NS = 10**8  # deliveries of this time may be made at once: no alarm for each of a thousand a second
 Rank = tuple[int, int, int, int]  # as PriorityIndex.key: the least is first; [2] is the sequence
 PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
@@ -130,14 +134,19 @@ class KeyQueue:
 class Keys:
     """Which messages of a consumer may be claimed, given the unacked messages of their keys."""
 
-    __slots__ = ("_group", "_keys", "_ordered", "_per_key", "_progress", "_queues", "_search", "_waits")
+    __slots__ = ("_check", "_check_again_ns", "_group", "_keys", "_ordered", "_per_key", "_progress", "_queues",
+                 "_search", "_seen", "_serve", "_set_alarm", "_waits")  # fmt: skip
 
-    def __init__(self, group: Group, flow: Flow, search: Dispatcher) -> None:
+    def __init__(self, group: Group, flow: Flow, search: Dispatcher, serve: Callable[[], None]) -> None:
         self._group, self._progress, self._search = group, flow.own.progress, search
+        self._set_alarm, self._serve = flow._set_alarm, serve
         self._ordered, self._per_key = flow.own.rules.ordered, flow.own.rules.per_key
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
         self._waits: dict[int, Rank] = {}  # ranks of the messages that wait
+        self._seen = (-1, -1)  # `_count_removals` at the last check whether the failed messages are there
+        self._check: Step[int] = 0  # that check, while it continues; or how many delayed messages it met
+        self._check_again_ns = 0  # engine time, before which there is no other
 
     def load(self) -> Work[None]:
         """Load the messages that were delivered before, in steps: a message that changes meanwhile is entered then."""
@@ -248,7 +257,7 @@ class Keys:
             return
         queue = self._queues[key]
         queue.claimed.discard(sequence)
-        if sequence in self._progress.unacked:
+        if sequence in self._progress.unacked and self._search.is_kept(sequence):
             queue.failed.set(sequence, sequence)
         else:
             self._remove(sequence, queue)
@@ -260,6 +269,48 @@ class Keys:
             queue = self._queues[key]
             self._remove(sequence, queue)
             self._offer_next(key, queue)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether messages were removed since the last check of the failed ones."""
+        return self._seen != self._count_removals()
+
+    def _count_removals(self) -> tuple[int, int]:
+        """Return what changes whenever messages are removed or expire."""
+        retention = self._group.retention
+        return retention.removals, retention.expiry.expired_before()
+
+    def release_removed(self) -> None:
+        """Release the keys of failed messages that were removed during their back-off; after it the search finds that.
+        Where there are many, this is done in portions and seldom: each write may evict a message."""
+        now_ns = self._group.clock.engine_ns()
+        if isinstance(self._check, Wait) and not self._check.settled:
+            return
+        if now_ns < self._check_again_ns:
+            self._set_alarm(self._check_again_ns)
+            return
+        self._seen, self._check_again_ns = self._count_removals(), now_ns + AGAIN_NS
+        self._check = self._group.portions.run(self._check_failed())
+        if isinstance(self._check, Wait):
+            self._check.subscribe(self._end_check)
+        else:
+            self._check_again_ns = now_ns + (self._check * _LOOK_NS if self._check > _FEW else 0)
+
+    def _check_failed(self) -> Work[int]:
+        """Release the keys in steps. Returns the number of delayed messages."""
+        delayed = 0
+        for queue in list(self._queues.values()):
+            for sequence in list(queue.failed):
+                if sequence in queue.failed and not self._search.is_free(sequence):
+                    delayed += 1
+                    if not self._search.is_kept(sequence):
+                        self.on_gone(sequence)
+                yield
+        return delayed
+
+    def _end_check(self, check: Wait[int]) -> None:
+        self._check_again_ns = self._group.clock.engine_ns() + AGAIN_NS
+        self._serve()
 
     def _remove(self, sequence: int, queue: KeyQueue) -> None:
         queue.failed.remove(sequence)

@@ -47,6 +47,8 @@ class Consumers(dict[str, Consumer]):
         self.scopes = Scopes(group)
         self.read_ends: ReadEnds = ReadEnds(group.log)
         self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
+        self.keyed: dict[Consumer, None] = {}  # consumers with a rule about keys
+        self._removals = 0  # `Retention.removals`, when their reads were last served
         self._lowest = LowWatermark()  # ack floors of consumers over the whole group
 
     def load(self) -> None:
@@ -101,6 +103,16 @@ class Consumers(dict[str, Consumer]):
             consumer.backlog.recount()
         self._group.unblock()
 
+    def on_removals(self) -> None:
+        """Serve parked reads, as messages may have been removed for which others of their key waited."""
+        if self._removals == self._group.retention.removals:
+            return
+        self._removals = self._group.retention.removals
+        self._group.waiting.left = limits.PASSED_MESSAGES
+        for consumer in list(self.keyed):
+            if consumer.dispatcher.held_by_key and consumer.reads.is_waiting:
+                consumer.reads.serve()
+
     def on_coverage_changed(self, *overs: str) -> None:
         """Handle that consumers over these (streams, views or "") may cover other messages than before: as
         `on_routing_changed`, and offer the exclusive messages that they no longer cover. The removal of a stream needs
@@ -149,10 +161,17 @@ class Consumers(dict[str, Consumer]):
         own = consumer.state
         self[own.name] = consumer
         self.scopes.add(consumer)
-        if own.backlog:
-            self.bounded[consumer] = None
+        self._note_options(consumer)
         if not own.over:
             self._lowest.set(own.number, own.progress.ack_floor)
+
+    def _note_options(self, consumer: Consumer) -> None:
+        own = consumer.state
+        for is_one, consumers in ((own.backlog, self.bounded), (own.rules.per_key, self.keyed)):
+            if is_one:
+                consumers[consumer] = None
+            else:
+                consumers.pop(consumer, None)
 
     # ------------------------------------------------------------ made and removed
 
@@ -184,10 +203,7 @@ class Consumers(dict[str, Consumer]):
                 continue
             if self.get(own.name) is not consumer:
                 self._enter(consumer)
-            elif own.backlog:
-                self.bounded[consumer] = None
-            else:
-                self.bounded.pop(consumer, None)
+            self._note_options(consumer)
             consumer.on_rules_changed()
         self._group.update_must_retain()
         self._group.routing_version += 1  # new consumers are listed only now
@@ -238,6 +254,7 @@ class Consumers(dict[str, Consumer]):
             self._lowest.remove(number)
             self.read_ends.remove(number)
             self.bounded.pop(consumer, None)
+            self.keyed.pop(consumer, None)
             consumer.end()
         self._group.update_must_retain()
         self._group.routing_version += 1

@@ -133,6 +133,7 @@ class KeptRange:
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
         floor = self.state.raise_floor(floor)
+        self._retention.removals += floor > old
         if before < 0:
             self.count, self.size = self.counted(floor)
             settings, owner = self.log.settings, self._owner
@@ -338,6 +339,7 @@ class KeptRange:
         else:
             self.count, self.size = cut.count, cut.size
         self.state.raise_floor(cut.floor)
+        self._retention.removals += 1
         if self._retention.newest is not None:
             self._retention.newest.cut(self)
         self.trimmed_count += cut.gone

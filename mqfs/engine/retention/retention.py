@@ -57,6 +57,7 @@ class Retention:
         self.lapsed: dict[int, int] = {}  # messages expired by their own ttl: sequence -> stream
         self.evictions = 0  # grows with every cut, so that cursors check for evictions only then
         self.evicted_before = 0  # one above the newest message that a cut removed
+        self.removals = 0  # grows when messages were removed, so that consumers by keys check for that only then
         self.kept_from = 0  # the lowest sequence that any stream retained at the last trim
         self._trimmed_bytes = 0  # the log's size at the last trim
         self._trimmed_expired = 0  # `Expiry.expired_before` at the last trim
@@ -80,6 +81,7 @@ class Retention:
     def retention_changed(self, change: Change | None = None) -> None:
         """Mark the group for a trim after a change that the log and the state have. None: no recorded change."""
         self._dirty = True
+        self.removals += change is not None
         if change is not None and change["do"] == "drop":
             self._record_cuts()
         if change is not None and change["do"] == "remove":
@@ -94,6 +96,7 @@ class Retention:
     def expire_messages(self) -> None:
         """Uncount messages whose own ttl has expired, at most _LAPSED."""
         ended = self.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
+        self.removals += bool(ended)
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
             if stream is not None:
@@ -364,6 +367,8 @@ class Retention:
                 return
         with suppress(errors.MqfsError):  # the message is in the log, even if the cut is refused: the next one cuts
             kept.cut_to_depth()
+        if self._host.consumers.keyed:
+            self._host.consumers.on_removals()
 
     def expire_at(self, due_ns: int, number: int) -> None:
         """Set the alarm for a message of stream `number` whose own ttl expires at `due_ns`: a writer may wait for its

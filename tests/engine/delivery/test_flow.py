@@ -13,6 +13,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.delivery import dispatcher, priorities
 from mqfs.model import Wait
+from tests.support.calls import calls_once
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, drain, read, say, waits
@@ -296,23 +297,138 @@ def test_one_that_goes_while_it_waits_holds_nothing_back(how: str) -> None:
     assert step.result() == b"a3"
 
 
+REMOVALS = ["drop", "clear", "own ttl", "ttl", "depth", "less depth", "rm"]
+
+
+def before_a2(q: Queues, how: str) -> int:
+    """`a1` of stream `t`, which the group can lose that way, and 5 seconds later `a2` of stream `s`."""
+    if how == "ttl":
+        q.ctl("ttl 8s")
+    q.ctl("full drop-old", *(["depth 1"] if how == "depth" else []))
+    q.stream("t")
+    q.stream("u")
+    q.consumer("v")
+    options = {"own ttl": {"ttl": "8s"}, "taken": {"single": True}}.get(how, {})
+    first = q.put(b"a1", stream="t", key="a", **options)
+    q.pass_time(5)
+    put(q, "a2")
+    return first
+
+
+def remove_a1(q: Queues, how: str, first: int) -> None:
+    if how in ("ttl", "own ttl"):
+        q.pass_time(4)
+    elif how == "taken":
+        assert read(q.worker("v")) == b"a1"
+    elif how == "rm":
+        q.tree.unlink(ROOT, q.group, "t")
+    elif how in ("drop", "clear"):
+        q.ctl(f"drop t {first}" if how == "drop" else "clear t")
+    else:
+        q.put(b"newer", stream="t", key="z")
+        q.ctl(*(["depth 1"] if how == "less depth" else []))
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
 @pytest.mark.parametrize("rule", ["order key", "limit"])
-@pytest.mark.parametrize("how", ["drop", "expire", "clear"])
-def test_one_for_another_reader_that_goes_holds_nothing_back(rule: str, how: str) -> None:
+@pytest.mark.parametrize("how", [*REMOVALS, "taken"])
+def test_one_for_another_reader_that_goes_holds_nothing_back(rule: str, how: str, is_parked: bool) -> None:
     """Beside one that stays, and that the reader may not have either."""
     q = keyed(order="order key") if rule == "order key" else keyed("limit w 1 key", order="")
-    q.stream("t")
-    q.put(b"other", stream="t", key="x")
-    first = q.put(b"a1", stream="t", key="a", **({"ttl": "3s"} if how == "expire" else {}))
-    put(q, "a2")
+    first = before_a2(q, how)
+    q.put(b"other", stream="u", key="x")
     worker = q.worker("w", "select s")
-    assert waits(worker), "a1 is before it"
-    if how == "expire":
-        q.pass_time(5)
-    else:
-        q.ctl(f"drop t {first}" if how == "drop" else "clear t")
-    q.pass_time(100)
-    assert read(worker) == b"a2"
+    wait = worker.read(BIG)
+    assert isinstance(wait, Wait), "a1 is before it"
+    if not is_parked:
+        wait.cancel()
+    remove_a1(q, how, first)
+    assert (wait.result() if is_parked else read(worker)) == b"a2"
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+@pytest.mark.parametrize("how", REMOVALS)
+def test_a_failed_one_that_goes_before_its_time_holds_nothing_back(how: str, is_parked: bool) -> None:
+    q = keyed("retries 0")
+    first = before_a2(q, how)
+    failing, worker = q.worker("w", "select t"), q.worker("w", "select s")
+    assert read(failing) == b"a1"
+    say(failing, "nack 1h")
+    wait = worker.read(BIG)
+    assert isinstance(wait, Wait), "a1 is before it"
+    if not is_parked:
+        wait.cancel()
+    remove_a1(q, how, first)
+    assert (wait.result() if is_parked else read(worker)) == b"a2"
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_of_several_failed_ones_those_that_stay_hold_their_key(gone: int) -> None:
+    """The first of three goes, or the first two; the others are still in their back-off."""
+    q = keyed("retries 0")
+    worker = q.worker()
+    for number in (1, 2, 3):
+        q.ctl("consumer w order sequence")
+        put(q, f"a{number}")
+        assert read(worker) == b"a%d" % number
+        say(worker, f"nack {number * 100}s")
+    q.ctl("consumer w order key")
+    put(q, "a4")
+    wait = worker.read(BIG)
+    q.ctl(*[f"drop s {sequence}" for sequence in range(1, gone + 1)])
+    q.pass_time(10)
+    assert not wait.settled
+    q.pass_time(gone * 100 + 90)
+    assert wait.result() == b"a%d" % (gone + 1)
+
+
+def failing_keys(count: int, clock: Any = None) -> Queues:
+    """A consumer by keys: the first message of each, in `s`, is in its back-off, and the next, in `t`, waits for it."""
+    q = Queues("retries 0", clock=clock)
+    q.consumer("w", "order", "key")
+    q.stream("t")
+    failing = q.worker("w", "select s")
+    for number in range(count):
+        q.put(b"first", key=str(number))
+    assert len(drain(failing, ack=False)) == count
+    say(failing, "\n".join(f"nack {sequence} 1h" for sequence in range(1, count + 1)))
+    for number in range(count):
+        q.put(b"next", stream="t", key=str(number))
+    assert waits(q.worker("w", "select t"))
+    return q
+
+
+def test_many_failed_ones_that_go_are_looked_up_in_portions() -> None:
+    clock = HastyClock()
+    q = failing_keys(200, clock)
+    workers = [q.worker("w", "select t") for _ in range(9)]
+    reads = [worker.read(BIG) for worker in workers]
+    clock.hasty = True
+    q.ctl("clear s")
+    assert not reads[-1].settled, "it takes some portions"
+    until_settled(q, reads[-1])
+    clock.hasty = False
+    q.pass_time(2)
+    assert len(drain(workers[0], ack=False)) == 200 - 9
+
+
+def test_many_failed_ones_are_not_all_looked_up_for_each_that_goes() -> None:
+    """A worker waits, and the stream of the failed ones loses one with each write."""
+    few, many = calls_of_cuts(10), calls_of_cuts(1_000)
+    assert many < few + 100 * 1_000, "less than a hundred calls for each"
+
+
+def calls_of_cuts(failed: int) -> int:
+    """The calls of 100 writes with that number of keys. All that were waited for go at last."""
+    q = failing_keys(failed)
+    q.ctl("full drop-old", f"depth {failed}")
+    q.stream("u")
+    other, writer = q.worker("w", "select u"), q.at("s", os.O_WRONLY)
+    assert isinstance(other.read(BIG), Wait)
+    counted = calls_once(lambda: [writer.write(b"x") for _ in range(100)])
+    q.pass_time(2)
+    assert len(drain(q.worker("w", "select t"))) == min(100, failed)
+    return counted
 
 
 def test_a_message_that_expired_holds_nothing_back() -> None:
