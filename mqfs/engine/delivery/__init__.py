@@ -9,13 +9,15 @@ A new message passes these modules, in this order:
         consumer.py      claims it: one record of the log, and one Claim
 
 A claim ends in one of three ways: `ack` (consumer.py, counted by backlog.py), a release or failure (redelivery.py: the
-message is requeued, waits for its backoff, or becomes a dead letter), or retention removes its message.
+message is requeued, waits for its backoff, or becomes a dead letter), or a `seek` of the consumer. If retention removes
+its message, the claim stays until one of these.
 
     sequences of one consumer       1 2 3 4 5 6 7 8 9      log end
-                                    ─────┬───┬─────┬─
-                     acked: below `low` ─┘   │     └─ not looked at yet: only in the log
-            unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.unacked`
+                                    ─┬─ ───┬─── ──┬──
+                 acked: below `low` ─┘     │      └─ not looked at yet: only in the log
+            unacked: 3 and 4 are claimed, 6 is requeued; each has a row in `progress.unacked`. 5 is acked
 
 Those rows are a consumer's memory. priorities.py indexes the messages with a priority or a ttl of their own.
-exclusive_messages.py handles those that only the first claiming consumer gets (`single`).
+exclusive_messages.py handles those that only the first claiming consumer gets (`single`). flow.py applies
+a consumer's rules.
 """

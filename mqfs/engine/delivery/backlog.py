@@ -30,8 +30,8 @@ _LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 
 
 
 class Backlog:
-    """The unacked messages of a consumer. When messages that a view's program excludes fill the bound, these are
-    acked."""
+    """The unacked messages of a consumer. Above half of its bound it acks the messages that a view's program
+    excludes."""
 
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_look_at", "_looked_to", "_own", "_recount_ns", "_size",
                  "cut_from")  # fmt: skip
@@ -112,9 +112,9 @@ class Backlog:
             yield kept.messages(begin, end) - acked
 
     def count_unclaimed(self, counts: dict[object, int]) -> Work[tuple[int, int]]:
-        """Return (messages neither acked nor in flight, delayed messages among them). In steps: few messages are
-        counted at one moment. `counts` caches counts for all consumers with the same streams and progress, until other
-        work was served."""
+        """Return (messages neither acked nor in flight, delayed messages among them). In steps: the numbers
+        are of one moment only if few rows are counted. `counts` caches counts for all consumers with the same streams
+        and progress, until other work was served."""
         progress, stream = self._own.progress, self._coverage.stream
         moment = self._group.portions.count
         place = moment, stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
@@ -227,7 +227,7 @@ class Backlog:
         some sequences. A search that is far behind, as after a start, continues at once only if `waiting` is half more
         than the bound: a batch would do all of it at once."""
         most = self._own.backlog
-        has_come = self._looked_to >= self._look_at - _LOOK_EVERY  # to the end of the previous search
+        has_come = self._looked_to >= self._look_at - _LOOK_EVERY  # whether the last search reached its end
         if end >= self._look_at or (waiting > most and (has_come or waiting > most + most // 2)):
             self._pass_left_out(end, _LOOK_WHEN_FULL if waiting > most else limits.PASSED_MESSAGES)
             self._look_at = end + _LOOK_EVERY

@@ -88,7 +88,7 @@ class Consumer(Numbered):
         self.receivers: set[ClaimingHandle] = set()
         self.had_receiver = False  # since it was made: only then may a transient one be removed
         self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: the last delivery
-        self.undo_due: list[ClaimingHandle] = []  # `ack read`: lost unread when the disk was full
+        self.undo_due: list[ClaimingHandle] = []  # `ack read`: receivers that closed unread while the disk was full
         self.counts = ConsumerCounts()
         self.held_exclusives: set[int] = set()  # exclusive messages claimed here first, not acked
         self.coverage: Coverage = Coverage(self, stream)
@@ -137,7 +137,7 @@ class Consumer(Numbered):
     # ------------------------------------------------------------ as a file
 
     def _line(self) -> str:
-        """Return the consumer as a line of `ctl`, without its rules."""
+        """Return the consumer as a line of `ctl`, without the lines of its rules."""
         own = self.state
         words = ["consumer", quote(own.name)]
         words += [quote(own.over)] if own.over else []

@@ -104,7 +104,7 @@ class Dispatcher:
         self.on_looked: Callable[[], None] = lambda: None  # serves reads after a load or a search
         self._offered_most = 0  # rows, before `_offered` is made again
         self._order = 0  # the group's order_version when `_ready` was loaded
-        self.slots = Ranges()  # of messages unacked then, without the messages: see `divide`
+        self.slots = Ranges()  # of messages unacked at the load, without the messages: see `divide`
         self.flow: Flow | None = None  # the consumer's rules; None: no rules
         self._keys: Keys | None = None  # with a rule about keys, from the first claim on
         self._by_expiry = False  # whether messages wait in `_keys` in order of expiry
@@ -610,8 +610,8 @@ class Dispatcher:
         return max(self._scan_position, receiver.scanned_to)
 
     def has_looked(self, receiver: ClaimingHandle, end: int) -> bool:
-        """Whether the search has examined all messages below `end`, and the known ones, for the receiver. It has
-        received any that are for it."""
+        """Whether the search has examined all messages below `end`, and the known ones, for the receiver. Then
+        none of them is for it, or it has received them."""
         if self._loading is not None or receiver not in self._scans:
             return self._loading is None
         return receiver is self._looked and self._looked_to(receiver) >= end

@@ -5,7 +5,7 @@ log records which consumer was first:
 
     consumer `a` claims 7    one record: `a` CLAIM 7, default ACK 7       no other consumer is given it
     ... and releases it      one record: `a` REQUEUE 7, default REQUEUE 7, and of each other that passed it REQUEUE 7
-    ... or acks it           `a` ACK 7: it is gone for all
+    ... or acks it           `a` ACK 7: it is acked for all
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ExclusiveMessages:
     def __init__(self, stream: Stream) -> None:
         group = stream.group
         self._stream, self._log, self._index, self._retention = stream, group.log, group.ranks, group.retention
-        self.astray: dict[int, set[int]] = {}  # -> what its consumer, which no longer covers the stream, holds
+        # claimed by consumers that no longer cover the stream: sequence -> `held_exclusives` of its consumer
+        self.astray: dict[int, set[int]] = {}
 
     def is_taken(self, sequence: int) -> bool:
         """Whether a consumer has claimed the exclusive message, acked or not."""
@@ -123,7 +124,7 @@ class ExclusiveMessages:
         """Record that a message was claimed, together with the steps `also`. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
         self._log.acknowledge_all([(own, own.progress.step(ACK, sequence, sequence)), *also])
-        if self._stream.shared and self._stream.is_acked_by_all(sequence):  # all other consumers had passed it
+        if self._stream.shared and self._stream.is_acked_by_all(sequence):  # all its consumers had passed it
             self._stream.kept.recount()
         self._retention.note_change()
 
@@ -269,7 +270,7 @@ class ExclusiveClaims:
         for sequence in sequences:
             self._dispatcher.reopen(sequence)
         unacked, gaps = self._own.progress.unacked, self._dispatcher.gap_steps()
-        if not gaps:  # a message may lie in a gap
+        if not gaps:  # with gaps keep the steps of all: a message may lie in a gap
             offered = [steps for sequence, steps in zip(sequences, offered, strict=True) if sequence not in unacked]
         return b"".join([gaps, *offered])
 

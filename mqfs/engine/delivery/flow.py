@@ -2,16 +2,16 @@
 
 A consumer without rules (state/rules.py) has no Flow. A consumer with rules checks them before each claim:
 
-    paused    nothing goes until `resume`, or until its time, at which the alarm of the consumer rings
+    paused    no claims until `resume`, or until its time, when the alarm of the consumer rings
     limit     the end of any claim makes room
-    rate      evenly: the alarm rings when the next may go. Unused ones are not saved, but for _SLACK_NS
-    key       the end of a claim of the same key makes room. Messages of other keys, or without one, go on
+    rate      spreads deliveries evenly: the alarm rings when the next is due. Unused ones are saved for _SLACK_NS only
+    key       the end of a claim of the same key makes room. Messages of other keys, or without one, do not wait
 
 The search continues after a message that waits for its key. So the message stays here until it is claimed:
 
     key `a`   claimed 3                waiting 5, 9      5 is next: when 3 is acked, or a dead letter
     key `b`   failed 4, in its backoff waiting 6         `order key`: 6 goes after 4, or when 4 was removed
-    key `c`                            waiting 7         it may go; the reads that wait now are not allowed its stream
+    key `c`                            waiting 7         it may be claimed; the parked reads may not read its stream
 
 Memory: a row for each claimed or failed message, as in `progress.unacked`, and a row for each message that waits here.
 With `limits.KEY_WAITING` of these the search stops until one is claimed.
@@ -109,7 +109,8 @@ class Flow:
         return len(self._dead) > count
 
     def on_rules_changed(self) -> None:
-        """Restart the counts of breaker and rate: the rules changed, or the consumer was resumed."""
+        """Forget the dead letters counted for the breaker, and have the next delivery due within one interval of the
+        rate: the rules changed, or the consumer was resumed."""
         self._dead.clear()
         if not self.own.rules.rate[0]:
             self._next_ns = 0
@@ -127,7 +128,7 @@ class KeyQueue:
 
     def __init__(self) -> None:
         self.claimed: set[int] = set()
-        self.failed = LowWatermark()  # to be delivered again; each sequence under itself
+        self.failed = LowWatermark()  # released or failed, to be delivered again; the name of a sequence is itself
         self.waiting: list[Rank] = []  # a heap, with stale rows of claimed or removed messages
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HEADS = 1_024  # messages whose headers are read together
 _NOTED = 64  # messages entered between two looks at the clock: some 1 ms
-_OWN = 1_024  # messages in an OwnHeap: 8 B each
+_OWN = 1_024  # messages that a full OwnHeap keeps: 8 B each
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -244,7 +244,7 @@ class PriorityIndex:
         return gone
 
     def count_expiring(self) -> int:
-        """Return the rows of messages whose own ttl may not have ended, with some of removed messages."""
+        """Return the number of rows of messages whose own ttl may not have ended; some are of removed messages."""
         return len(self._expiring)
 
     @property

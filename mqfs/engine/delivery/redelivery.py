@@ -4,8 +4,8 @@ A claim is released or nacked, its lease runs out, or its receiver closes. Then 
 dead letter. The table is LIFE in state/acks.py.
 
     `nack` of 7, backoff 2 s     REQUEUE 7, due in 2 s     a row in Deadlines; when it is due, 7 is ready
-    a worker with 7 to 9 goes    REQUEUE 7, 8, 9           one record, or several portions of ReturnedClaims
-    the last of `retries`        a dead letter + ACK 7     one batch: in no crash are both there, or neither
+    a worker with 7 to 9 closes  REQUEUE 7, 8, 9           one record, or several portions of ReturnedClaims
+    the last of `retries`        a dead letter + ACK 7     one batch: a crash neither loses nor doubles the message
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
 def redrive(group: Group, name: str | None, most: int | None) -> Work[None]:
     """Send dead letters back to the streams they came from, the oldest first. `name`: only those of that stream.
     `most`: limit of letters; None: no limit. A letter that failed again meanwhile stays. Raises OverLimit, after
-    sending earlier letters, if a letter above a remaining one must be dropped and the group remembers no more dropped
-    messages."""
+    sending earlier letters, if a letter above a remaining one must be dropped, and the group remembers as many
+    dropped messages as it may."""
     dead = group.streams.get(group.log.settings.dead)
     if dead is None:
         return
@@ -385,7 +385,7 @@ class Redelivery:
 
     def _requeue_returned(self, claims: list[Claim], reason: str) -> bool:
         """Requeue claims with one record of the log, and each dead letter and each exclusive message with its own.
-        False: the disk is full."""
+        False: the log refused them, as on a full disk."""
         owner, settings = self._owner, self._log.settings
         plain: list[Claim] = []
         try:
@@ -420,7 +420,8 @@ class Redelivery:
     # ------------------------------------------------------------ time, and the start
 
     def on_timer(self, now_ns: int) -> None:
-        """Nack claims whose lease ran out, deliver messages whose delay is over, requeue returned claims."""
+        """Nack claims whose lease ran out, deliver messages whose delay is over, requeue returned claims, and retry the
+        removal of a transient consumer."""
         if self._returned or self._owner.removal_due:
             self._returned.resume(self._group.tree.closing)
             self._owner.on_handle_closed()

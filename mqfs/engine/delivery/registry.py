@@ -59,7 +59,7 @@ class Consumers(dict[str, Consumer]):
         self._group.update_must_retain()
 
     def start(self) -> None:
-        """Requeue claims and remove transient consumers, after the log was read."""
+        """Requeue claims, remove transient consumers and restart `memory` ones, after the log was read."""
         for own in list(self._log.state.consumers.values()):
             stream = self._group.numbers.get(own.number)
             if own.name:

@@ -170,7 +170,7 @@ class PollList:
 
 
 class ReadEnds:
-    """The sequences at which parked reads of a group's consumers end, whichever streams they are of."""
+    """The sequences at which parked reads of a group's consumers end. A message of any stream may reach one."""
 
     def __init__(self, log: GroupLog) -> None:
         self.log = log
