@@ -109,8 +109,9 @@ def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -
     """Whether `messages` more of `size` bytes fit below `depth` without an eviction. `heads`: their headers, as under
     `replay key` older messages of their keys are superseded. Dead letters always fit.
 
-    Under `replay key` with `full drop-old` all messages fit: the cut follows the append, when the superseded ones are
-    known. Raises TooLong for messages that would not fit into an empty stream.
+    Under `replay key` all messages fit with `full drop-old`, as the cut follows the append, when the superseded ones
+    are known; also while the index of keys is incomplete. Raises TooLong for messages that would not fit into an empty
+    stream.
     """
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings

@@ -177,7 +177,7 @@ class Publisher:
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
         if self.log.settings.depth is not NO_DEPTH:
-            # Waiting readers may have read some of several messages meanwhile, so their eviction is not a loss.
+            # Several messages are counted again: waiting readers may have had some, whose eviction is not a loss.
             is_counted = verdict is Admission.CUT and len(request.bodies) == 1
             self.retention.bound_depth(stream, is_counted=is_counted)
         return self.log.after_data_sync(request.total)
