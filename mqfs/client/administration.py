@@ -52,7 +52,7 @@ class Administration:
         """List the streams.
 
         Returns:
-            Their names; with `escape=True`, the texts of these.
+            Their names; with `escape=True`, the texts that were escaped to these names.
 
         Raises:
             NotFound: The group is missing.

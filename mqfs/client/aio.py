@@ -1,8 +1,8 @@
 """`mqfs.aio`: the library for async programs of trio and asyncio, with the same calls by the same names.
 
-A short call runs its sync twin in a thread. Waiting readers have no thread: their source calls when a message has come
-(the receiver of a 9P connection, or a watcher for all rings), and one of a few threads that the client's readers share
-gets it. Cancelling a wait loses no message; other calls run to their end. Handlers run in the event loop.
+A short call runs its sync twin in a thread. A waiting reader has none: its source (the receiver of a 9P connection, or
+a watcher for all rings) calls back when a message has arrived. One of a few threads, shared by the client's readers,
+then gets the message. Cancelling a wait loses no message; other calls run to their end. Handlers run in the event loop.
 
     await group.publish(...)  ->  thread: Group.publish         shielded from being cancelled
     async for m in s          ->  Subscription._when_ready       the receiver or the watcher calls back into the loop
@@ -52,7 +52,7 @@ FETCHED = 256  # messages got at once, if a transport has received them together
 
 
 async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run a call to its end, also if cancelled. `limiter`: for calls that must not block others; None: no limit."""
+    """Run a call to its end, also if cancelled. `limiter`: for calls that hold up no others; None: any number run."""
     with anyio.CancelScope(shield=True):
         value = await anyio.to_thread.run_sync(call, limiter=limiter or anyio.CapacityLimiter(1))
     return value
@@ -476,7 +476,7 @@ class AsyncWorker:
 # ------------------------------------------------------------ groups and clients
 
 
-O = TypeVar("O", "AsyncClaims", "AsyncClient", "AsyncSubscription", "AsyncWriter")  # noqa: E741 - what is opened
+O = TypeVar("O", "AsyncClaims", "AsyncClient", "AsyncSubscription", "AsyncWriter")  # noqa: E741 - opened objects
 
 
 class Opening(Generic[O]):

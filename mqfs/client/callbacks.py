@@ -208,7 +208,8 @@ class Listener:
         return not self.closed or bool(self._running or self._waiting)
 
     def share(self, others: Sequence[Listener]) -> None:
-        """Share the deduplication of other listeners of the handler: it is called once for a message of several."""
+        """Share the deduplication of other listeners of the handler, which is called once for a message that several of
+        them receive."""
         if others:
             shared = others[0]._deduplication or Deduplication()
             for listener in (self, *others):
@@ -484,7 +485,7 @@ class Worker:
         self.stop()
 
 
-LOOK_S = 1.0  # between two looks for new streams
+LOOK_S = 1.0  # between two searches for new streams
 
 
 @attrs.frozen
@@ -501,8 +502,8 @@ class Streams:
         return {name for name in self.names if not has_wildcard(name, self.words)}
 
     def present(self) -> list[str]:
-        """Return the names of streams to open, which may be missing if no name is a pattern. Raises NotFound if the
-        group was removed."""
+        """Return the names of the streams to open: the matching existing streams, or without any pattern the names
+        themselves, whose streams may be missing. Raises NotFound if the group was removed."""
         plain = self.plain()
         if self.names and len(plain) == len(self.names):
             return sorted(plain)

@@ -18,7 +18,7 @@ from mqfs.net.sockets import UnixAddress, default_address, parse_addresses
 from mqfs.syntax.names import check_file_name, stream_name
 
 TRANSPORTS = ("auto", "ring", "9p")
-SETTINGS_S = 5.0  # for which changing settings is retried while the group is busy
+SETTINGS_S = 5.0  # changing settings is retried for this time while the group is busy
 
 
 def connect(
@@ -172,7 +172,7 @@ class Client:
         """Return a group for a library of jobs, with `escape=True`; a missing group is made.
 
         Without the first of the settings jobs would be lost. If the group lacks it, all are written: its maker has not
-        written them yet, was killed before, or has set others. Raises Busy or Denied if that fails."""
+        written them yet, was killed before that, or has set others. Raises Busy or Denied if that fails."""
         group = self.group(path, escape=True, create=True)
         try:
             lacks = bool(settings) and settings[0] not in group._ctl_lines()

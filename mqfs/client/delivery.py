@@ -231,7 +231,6 @@ class Claims(Waiting[Claim]):
     """A handle on a consumer or a stream's default consumer: an iterator of claims. Any number of threads may share it.
 
     A clean exit of the `with` block releases its open claims; an exception counts them as failed.
-
     """
 
     def __init__(
@@ -396,7 +395,8 @@ class Claims(Waiting[Claim]):
             self._turn.release()
 
     def _fill(self, deadline: float | None) -> None:
-        """Receive claims, or wait; the caller checks and repeats it. Raises the errors of `get`."""
+        """Wait for claims and receive them. A call may return without any; callers repeat it until a claim is ready.
+        Raises the errors of `get`."""
         if self._at_end:
             self._acks.send(deadline)
             self._acks.raise_failure()
@@ -438,8 +438,8 @@ class Claims(Waiting[Claim]):
             self._ready.append(claim)
 
     def _assemble(self, claim: Claim) -> bool:
-        """Read the parts of a body, which is claimed by its last part. If that fails, the delivery has failed and the
-        claim is not returned. Returns False if parts were removed; the claim is settled then."""
+        """Read the parts of a body, which is claimed by its last part. If a read fails, the claim is requeued as
+        failed, and the error is raised. Returns False if parts were removed; the claim is settled then."""
         number, total = place_of(claim.message)
         if total < 2 or number != total:
             return True
@@ -611,8 +611,8 @@ def consumer_opener(
 
 
 def opener(link: Link, path: str, missing: str, on_made: Callable[[], None] = lambda: None) -> Callable[[], File]:
-    """Return a function that opens a file. If the file is not found, it first creates `missing`, by which the file
-    exists, and calls `on_made`."""
+    """Return a function that opens a file. If the file is not found, it first creates `missing`, which makes the file
+    exist; `on_made` is called if the creation succeeded."""
 
     def plainly() -> File:
         try:

@@ -103,8 +103,8 @@ class Group(Services):
             expect: The sequence of the newest message that the stream retains; 0: none. If the newest is another one,
                 the message is not published. None: any.
             create: Whether a missing stream is made.
-            ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Not with other
-                options.
+            ephemeral: Whether it is for subscribers in shared memory only, and never in the log. With no other option
+                but `create`.
             wait: "committed": return when it is as durable as the group's `sync` demands. "published": in shared
                 memory, return when only the end of the machine can lose it.
             wait_s: With `full block`, the most seconds to wait for room. None: without limit. The message is then

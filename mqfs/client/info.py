@@ -46,7 +46,7 @@ class Settings:
         dead: The name of the stream of dead letters.
         order: Which message of a priority is claimed first: by "sequence" or "expiry".
         dedup: How long the `id` of a message is remembered.
-        idle: After what time an unused, empty stream is removed. 0: never.
+        idle: The time after which an unused, empty stream is removed. 0: never.
         protect: Whether nothing may be removed, renamed or dropped.
         sender: Whether every message has the header `sender`.
         words: The separator and the wildcards of patterns: ".", "*" and "#".
@@ -270,7 +270,7 @@ class Stats:
         groups: The names of the groups inside.
         next: The sequence of the next message.
         log_bytes: The size of the log on disk.
-        plain: Whether every retained message can be read.
+        plain: Whether every message in the log, from its stream's floor on, can be read.
         read_only: Whether the log can only be read.
         disk_full: Whether the disk had no room for a write; False again once it has.
         failure: Why the log can only be read; else None.

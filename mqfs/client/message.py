@@ -120,7 +120,8 @@ class Message(NamedTuple):
 class Receipt(NamedTuple):
     """The answer to a publish. Times are UNIX nanoseconds; of a delayed message those of its delivery.
 
-    From shared memory only `sequence` and `retained` are known, of a body in parts nothing.
+    From shared memory only `sequence` and `retained` are known. Nothing is known of a body in parts, and of a message
+    of a user who may not write `.put`.
 
     Attributes:
         sequence: The message's sequence; for a known `id` that of the message published first. 0: unknown, or

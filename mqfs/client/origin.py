@@ -34,7 +34,7 @@ class Origin:
         reconnect: bool | float | None = None,
         is_patient: bool = False,
     ) -> Subscription:
-        """Subscribe from a position of `seek` on. `reconnect`: None: as the client. `is_patient`: see
+        """Subscribe from `start` on, a position of `seek`. `reconnect`: None: as the client. `is_patient`: see
         `CursorSubscription`."""
         if start == "first":
             self.warn_of_loss("existing=True")
@@ -50,7 +50,7 @@ class Origin:
         )  # fmt: skip
 
     def cover(self, names: Sequence[str]) -> CursorSubscription:
-        """Subscribe to streams from now on; they need not exist yet. From a ring all streams are read."""
+        """Subscribe from now on to patterns, and streams that need not exist yet. From a ring all streams are read."""
         direct, again = self._direct, self._reconnect
         found = direct.subscribe((), existing=False, filters=(), reconnect=again) if direct is not None else None
         if found is not None:

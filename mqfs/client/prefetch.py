@@ -33,7 +33,7 @@ TICK_S = 0.01  # an acknowledgement is written after this time at the latest
 AGAIN_S = 1.0  # between two attempts of the thread, while the server refuses acknowledgements (its disk is full)
 LEASE_AGE_S = 0.5  # after this time the lease is read again
 HOLD_S = 15.0  # prefetched claims are released after this time, or half the lease if that is shorter
-EXIT_S = 2.0  # the end of a program waits for all of this at most
+EXIT_S = 2.0  # the end of a program waits for this time at most until its handles are closed
 ANSWER_S = 1.0  # a `get` awaits answers for this time at least
 SHOWN = 8  # ranges in an error's text
 
@@ -63,7 +63,7 @@ class Lease:
 
     def read(self) -> None:
         """Read the lease. Raises the errors of reading the settings."""
-        self._read_at = time.monotonic()  # before the attempt: after a failure the next is not sooner
+        self._read_at = time.monotonic()  # also if the attempt fails: the next one is not earlier then
         self.seconds = self._ask()
 
     def now(self) -> float:

@@ -45,7 +45,7 @@ class Outgoing:
         id: A message whose `id` was published within `dedup` is not published again. Empty: none.
         single: Whether it is for one receiver, also in a group with `deliver all`.
         key: Messages with the same key belong together; at most 255 bytes. Empty: none.
-        expect: The sequence of the newest message that its stream has to retain; 0: none. None: any.
+        expect: The sequence that the stream's newest retained message must have; 0: it retains none. None: any.
         every: How long between two runs of a schedule, in seconds or as "1h". None: none.
         cron: When a schedule runs: five fields and perhaps a zone. Empty: none.
     """
@@ -163,7 +163,8 @@ Item: TypeAlias = Outgoing | tuple[str, Body]  # of publish_many: a tuple is a p
 
 
 def require_items(items: Sequence[Item]) -> None:
-    """Check that items are pairs or Outgoing. Raises TypeError. Of most only the type is read, as there are many."""
+    """Check that items are pairs or Outgoing. Raises TypeError. The elements of tuples and lists are read only if an
+    item has another type, as there are many items."""
     if not {tuple, list, Outgoing}.issuperset(map(type, items)):
         for item in items:
             if not isinstance(item, Outgoing):
@@ -183,7 +184,7 @@ def pair_of(item: Any) -> tuple[str, Body]:
 
 
 def escaped(item: Item) -> Item:
-    """Return an item whose stream is a text with the stream's name instead."""
+    """Return an item in which the stream's name replaces the text to escape."""
     if isinstance(item, Outgoing):
         stream, headers = addressed(item.stream, item.headers)
         return attrs.evolve(item, stream=stream, headers=headers)
@@ -227,13 +228,13 @@ def plain_pair(item: Item) -> tuple[str, bytes]:
 
 T = TypeVar("T")
 
-OPEN_STREAMS = 128  # open files of a group, each a fid in the server
+OPEN_STREAMS = 128  # streams of a group with files kept open, each a fid in the server
 IN_PARTS = ("headers", "id", "key", "priority", "ttl")  # options of a body in parts
 _BATCH = 1_024  # messages passed to the link at once: bounds the memory of an endless iterable
 
 
 def _cannot(_stream: str, _body: object, _committed: bool) -> None:
-    """See `RingGroup.publish_now`."""
+    """Return None: without a ring nothing is published. See `RingGroup.publish_now`."""
 
 
 # ------------------------------------------------------------ publishing

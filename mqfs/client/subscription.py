@@ -1,6 +1,6 @@
 """Subscriptions that read a group's log through a `.cursor`: from now on, or a part of the past.
 
-A subscription keeps its position across a restart of the server, and counts lost messages.
+A subscription keeps its position across a lost connection and a restart of the server, and counts lost messages.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     ) -> None:
         """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages of their own.
         `was_away`: the server was restarted since the messages before `start` were read. `program`: a routing program
-        instead of patterns. `covers`: the names are streams, which need not exist yet. `is_past`: do not wait for
-        messages up to `until`. `is_patient`: if the server is disconnected, the first `get` waits for it, as later ones
-        do, instead of this raising Disconnected."""
+        instead of patterns. `covers`: the names are patterns, and streams that need not exist yet; none is a view.
+        `is_past`: do not wait for messages up to `until`. `is_patient`: if the server is disconnected, the first `get`
+        waits for it, as later ones do, instead of this raising Disconnected."""
         if program and names_of(patterns):
             raise BadRequest("subscribe failed: pattern and program given (expected one)")
         self._set_up(link, path, patterns, until, filters, reconnect)
@@ -334,7 +334,8 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         return message.sequence
 
     def _fill(self, deadline: float | None) -> None:
-        """Receive messages, or wait; the caller checks and repeats it. Raises the errors of `get`."""
+        """Wait for messages and receive them. A call may return without any; callers repeat it until a message is
+        ready. Raises the errors of `get`."""
         if self._at_end or self._closed.is_set():
             raise EOFError
         if self._received_to:

@@ -59,8 +59,8 @@ class File(Protocol):
     def send(self, data: bytes) -> Callable[..., object]:
         """Begin one write. Returns a function that waits for its answer.
 
-        Its argument, if any, is a time of time.monotonic(): it then raises TimeoutError, and may be called again. Both
-        raise Disconnected."""
+        Its optional argument is a deadline of time.monotonic(), at which it raises TimeoutError; it may be called again
+        then. Both raise Disconnected."""
         ...
 
     def begin_read(self) -> None:

@@ -110,7 +110,7 @@ class Waiting(Generic[T_co]):
         self._at_end = False
         self._backoff: Backoff | None = None  # while the server is disconnected
         self._woken = threading.Event()  # set by `close` and `interrupt`, to end pauses
-        self._on_wake: Callable[[], None] | None = None  # called by those for an async program that waits
+        self._on_wake: Callable[[], None] | None = None  # called by `close` and `interrupt` if an async program waits
 
     def get(self, timeout: float | None = None) -> T_co:
         """Wait for the next item.
@@ -149,8 +149,8 @@ class Waiting(Generic[T_co]):
     def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
         """Call `call` once `get` would hardly wait: at once, or later from any thread, so it must not block.
 
-        If it returns (AFTER, TIMEOUT), the caller calls `get(TIMEOUT)` after AFTER seconds even without that. Raises
-        Disconnected."""
+        If (AFTER, TIMEOUT) is returned, the caller has to call `get(TIMEOUT)` after AFTER seconds even if `call` was
+        not called. Raises Disconnected."""
         if self._closed.is_set() or self._at_end:
             call()
         elif self._backoff is not None:
@@ -160,8 +160,8 @@ class Waiting(Generic[T_co]):
         return None
 
     def _wait_away(self, call: Callable[[], None], pause_s: float) -> tuple[float, float]:
-        """Return (AFTER, TIMEOUT) of `_when_ready` for a disconnected server. `interrupt` and `close` call `call`
-        before."""
+        """Return (AFTER, TIMEOUT) of `_when_ready` while the server is disconnected. `interrupt` and `close` call
+        `call` earlier."""
         self._on_wake = call
         if self._closed.is_set() or self._interrupt_requested:
             self._wake()

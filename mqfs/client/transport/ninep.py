@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup
 
 WINDOW_BYTES = 1 << 20  # of writes under way at once: bounds the copies here and the queue in the server
-WINDOW = 256
+WINDOW = 256  # writes under way at once
 
 
 class NinepTransport:

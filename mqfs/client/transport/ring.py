@@ -134,8 +134,8 @@ class RingGroup:
         return known
 
     def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
-        """Publish as `publish`, if the body is bytes and only the commit has to be waited for. Returns None, and has
-        published nothing, otherwise."""
+        """Publish as `publish`, but wait for nothing except the commit. Returns None, and has published nothing, if
+        that is impossible: the body is not bytes, the stream is unknown here, or the ring is full, for example."""
         at = self._attachment.now
         if at is None or at.is_replaced:
             return None

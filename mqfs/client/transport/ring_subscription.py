@@ -1,6 +1,6 @@
 """Subscriptions that read a group's ring, and the log for messages that the ring lacks.
 
-Both share one position: messages below it were returned, or are not selected. A cursor reads the messages that the ring
+Both share one position: messages below it were received, or are not selected. A cursor reads the messages that the ring
 lacks; then the ring is read from there.
 """
 
@@ -38,10 +38,10 @@ from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
-LOGGED_S = 0.1  # for which a `get` waits at least until the log has the messages that the server wrote itself
+LOGGED_S = 0.1  # a `get` waits at least this time for the log to have the messages that the server wrote itself
 POLL_S = 0.005  # between two checks of several rings, if the kernel cannot wait for all of them
-MOST_RINGS = 127  # the kernel can wait for at once
-IDLE_S = 5.0  # after which the watcher's thread ends without a subscription
+MOST_RINGS = 127  # rings that the kernel can wait for at once
+IDLE_S = 5.0  # the watcher's thread ends after this time without a subscription
 
 
 class RingSubscription(CursorSubscription):
@@ -435,7 +435,7 @@ class RingWatcher:
         self._runs = False
 
     def watch(self, waiting: RingSubscription, at: Attached, position: int, call: Callable[[], None]) -> None:
-        """Call `call` once a ring has a record at a position or is retired, or its server has disconnected."""
+        """Call `call` once the ring has a record at `position` or is retired, or its server has disconnected."""
         calls: list[Callable[[], None]] = []
         with self._changed:
             if at in self._tails and at.ring.tail != self._tails[at]:  # a record for the waiting ones has come
