@@ -191,7 +191,7 @@ _NEXT_S = 0.1  # a claim searches no longer for one more message
 
 
 async def make(call: Call) -> Answer:
-    """Make a consumer: with options by a line of `ctl`, which only the group's owner may write; else as any file."""
+    """Make a consumer: with options by a line of `ctl`, which needs the right to write that; else as any file."""
     folder, name = call.target.node, call.target.name
     if any((options := _options(call)).values()):
         await _set_options(call, options)
@@ -263,7 +263,7 @@ async def peek(call: Call) -> Answer:
 
 
 class Collector:
-    """Read messages from a handle; each read claims one."""
+    """A reader of messages from a handle; each read claims one."""
 
     def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
         """`most`: the most messages to read. `room` reserves a place for one more, and returns whether it could."""

@@ -22,7 +22,7 @@ CHALLENGES = [("WWW-Authenticate", 'Bearer realm="mqfs"'), ("WWW-Authenticate", 
 
 
 class Gate:
-    """Authenticate the requests of a front end, and count the wrong tokens of each address."""
+    """The authentication of a front end's requests, with the count of wrong tokens of each address."""
 
     def __init__(self) -> None:
         self._failures: dict[Hashable, int] = {}  # by address; the least recent failure is first

@@ -42,7 +42,7 @@ def _words(*words: str) -> Schema:
     return {**TEXT, "enum": list(words)}
 
 
-# By name; an option with another meaning for a verb or a kind of node is by the verb or kind and its name.
+# By name. An option with another meaning for a verb or a kind of node has that before its name, as "nack after".
 _OPTIONS = {
     "after": Option(TEXT, "Entries behind that name.", "orders"),
     "consumer after": Option(SEQUENCE, "Messages behind that sequence.", "1"),

@@ -161,7 +161,7 @@ class AnswerMessages:
         return self._wish.form.begin + lost + piece
 
     def gather(self, room: int) -> bytes:
-        """Return present messages: up to about `room` bytes, or as many as two steps of LOOKING_S permit."""
+        """Return present messages: up to about `room` bytes, or those found within 2 * limits.LOOKING_S."""
         pieces, size, until = [], 0, perf_counter() + 2 * limits.LOOKING_S
         while size < room and not self.over and (data := self.poll()) is not None:
             pieces.append(data)

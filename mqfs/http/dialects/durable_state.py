@@ -7,10 +7,11 @@ nothing: it is its source below the fork's offset, and then its own messages, wh
     stream       __ds   chat  chat  __ds   draft  chat     to read chat:  2 3 6
                                                            to read draft: 2 3 5
 
-The config of a stream does not change. It is a message of the stream `__ds` of its group, in one atomic batch with the
-first messages. The state that an append changes (producers, Stream-Seq, closed) is whole in the header `durable` of the
-append's last message: it is in the log exactly when the append is, and after a start only the messages after the newest
-append are read. A close is an empty message: an end of file to readers of the file.
+The config of a stream is a message of the stream `__ds` of its group, in one atomic batch with the first messages. It
+changes only when a stream with forks is deleted. The state that an append changes (producers, Stream-Seq, closed) is
+whole in the header `durable` of the append's last message: it is in the log exactly when the append is, and after a
+start only the messages after the newest append are read. A close is an empty message: an end of file to readers of the
+file.
 
 A write is made under a lock that others wait for, so it waits only for the disk there. A write beyond the rate of its
 user leaves the lock, waits for its turn among all of the user's writes, and is retried once. A write without room is
@@ -356,8 +357,10 @@ class Catalog:
                 await self._compact(attrs.evolve(call, user=SERVER), records)
 
     async def _compact(self, call: Call, old: list[int]) -> None:
-        """Write the present configs once more, and then drop the messages before them, both in portions. Nothing is
-        done without room for all of it, and nothing is dropped in a protected group: each start would add a part."""
+        """Write the present configs once more, and then drop the messages before them, both in portions.
+
+        Without room for all of it nothing is done: each start would add a part, and drop nothing. A protected group
+        refuses the drop, so each such start adds all configs."""
         true, step = [*self._configs.items()], limits.DURABLE_RECORDS
         with suppress(MqfsError):
             size = sum(len(str(sequence)) + _DROPPED_BYTES for sequence in old)

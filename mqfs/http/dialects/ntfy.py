@@ -73,7 +73,7 @@ def parse_delay(text: str, now: float) -> float:
 
 
 def _named(text: str, now: datetime) -> datetime:
-    """Return the time of a day and a time of day; a time of day alone means the next one. Raises BadRequest."""
+    """Return the moment of a time of day on a named day; without a day it is the next such time. Raises BadRequest."""
     words = text.replace(",", " ").split(maxsplit=1)
     day, rest = (words[0], " ".join(words[1:])) if words else ("", "")
     ahead = {"today": 0, "tomorrow": 1}.get(day)
