@@ -31,7 +31,7 @@ class Op(enum.IntEnum):
     CLAIM = 1  # a receiver has it
     ACK = 2  # it is acknowledged
     REQUEUE = 3  # it is to be delivered again, from `due_ns` on
-    SEEK = 4  # everything below `last` is acked, nothing above
+    SEEK = 4  # everything below `last` is acked, nothing from it on
 
 
 CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)

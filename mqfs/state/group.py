@@ -240,7 +240,7 @@ class Known(NamedTuple):
 
 
 Slot = int | list[int]  # a message, or a body in parts: the first and the last
-Newest = tuple[int, list[list[Any]]]  # a sequence; per stream the messages below it without a newer one
+Newest = tuple[int, list[list[Any]]]  # a sequence; [stream, its messages below that no newer one replaces]
 ANYONE = -1  # the user of an id in an older log, which has none
 
 

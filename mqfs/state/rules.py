@@ -8,7 +8,7 @@ paused          nothing is claimed
 
     limit NAME N [key] · rate NAME N/TIME · breaker NAME N/TIME · pause NAME [DURATION] · resume NAME
 
-A time is a duration, `5m`, or a unit, `m`, which stands for one. Printed rules, written back, give the same rules.
+A time is a duration, `5m`, or a unit, `m`, which stands for `1m`. Printed rules, written back, give the same rules.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _RETAIN = {"replay": "all", "depth": "0", "ttl": "0", "idle": "0", "keep": "disk
 
 
 def unknown(number: int, owner: Attributes) -> GroupState:
-    """Return a state for a group that lost its own. `owner`: its owner and mode."""
+    """Return a state for a group that lost its own. `owner`: its attributes, mostly for the owner alone."""
     return GroupState(owner.mode, owner.uid, owner.gid, number, 1, f"recovered-{number}" if number > 1 else "", 0)
 
 

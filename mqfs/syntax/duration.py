@@ -31,8 +31,8 @@ def print_duration(ns: int) -> str:
 
 
 def format_duration(value: float | str | timedelta) -> str:
-    """Return seconds or a timedelta in whole milliseconds, rounded up (0 stays 0); a text as it is. Raises
-    BadRequest."""
+    """Return seconds or a timedelta in whole milliseconds, rounded up, so that only 0 becomes `0`; a text as it is.
+    Raises BadRequest."""
     if isinstance(value, str):
         return value
     seconds = value.total_seconds() if isinstance(value, timedelta) else value

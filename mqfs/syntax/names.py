@@ -1,8 +1,8 @@
 """Names of streams, groups and consumers: legal names, and a bijection from any bytes to names that keeps prefixes.
 
 A byte that no name may have is escaped as `%` and two hexadecimal digits: `%`, `/`, control characters, bytes that are
-not UTF-8, and a dot at the beginning. A lone `%` ends a text that is not a name as it is: `%` the empty text, `ctl%`,
-`order%`.
+not UTF-8, and a dot at the beginning. A reserved name without such a byte gets a lone `%` at its end: `%` for the empty
+text, `ctl%`, `order%`.
 
 A name has at most limits.NAME_BYTES. `stream_name` cuts a longer one and ends it with `%~` and a digest, which no
 escape makes; the text is then in a header of each message (headers.TOPIC).

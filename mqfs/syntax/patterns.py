@@ -234,7 +234,7 @@ class Patterns(Generic[K]):
         """Return the keys of all patterns that the name matches."""
         found = set(self._exact.get(name, ()))
         here = [self._root]
-        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far, with nodes below: every word leads back
+        loops: dict[_Node[K], None] = {}  # reached nodes of `#` with children: tried for every later word
         for word in self.words.split(name):
             ahead = []
             for node in here:

@@ -277,13 +277,13 @@ class Keys:
         return self._seen != self._count_removals()
 
     def _count_removals(self) -> tuple[int, int]:
-        """Return what changes whenever messages are removed or expire."""
+        """Return numbers that change whenever messages are removed or expire."""
         retention = self._group.retention
         return retention.removals, retention.expiry.expired_before()
 
     def release_removed(self) -> None:
-        """Release the keys of failed messages that were removed during their back-off; after it the search finds that.
-        Where there are many, this is done in portions and seldom: each write may evict a message."""
+        """Release the keys of failed messages that were removed during their back-off. The search itself finds those
+        removed after it. Many are checked in portions and seldom, as each write may evict a message."""
         now_ns = self._group.clock.engine_ns()
         if isinstance(self._check, Wait) and not self._check.settled:
             return
@@ -298,7 +298,7 @@ class Keys:
             self._check_again_ns = now_ns + (self._check * _LOOK_NS if self._check > _FEW else 0)
 
     def _check_failed(self) -> Work[int]:
-        """Release the keys in steps. Returns the number of delayed messages."""
+        """Release the keys of removed messages, in steps. Return the number of delayed messages that were checked."""
         delayed = 0
         for queue in list(self._queues.values()):
             for sequence in list(queue.failed):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 32  # messages, between two looks at the clock
-RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # in `format record`, beside headers and body: three heads, a name
+RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # bytes of a record beside headers and body: three heads, a name
 
 
 class ClaimingHandle(OpenFile):

@@ -48,7 +48,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.prefetch = limits.PREFETCH  # `format record`: messages that a read claims at most
         self._named = 0  # messages named by the commands of a write so far
         self.selects = False  # whether only some streams and views are selected
-        self.failed: errors.MqfsError | None = None  # error for the next read, as one had claimed messages
+        self.failed: errors.MqfsError | None = None  # the next read raises it, as the failed read returned messages
         super().__init__(node, user, reads, writes)
         self.selection = MessageFilter(self.group)
 

@@ -46,7 +46,8 @@ class CtlHandle(CommandFile):
     may_publish = True
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        """Return the answer of a command, or the text of `ctl`: a read of its beginning prints the present state."""
+        """Return why the last write was refused, or else the text of `ctl`: a read of its beginning prints the present
+        state."""
         self.require(reading=True)
         told = self.take_response(count)
         if told is not None:
@@ -191,8 +192,8 @@ class Plan:
         self._steps: list[AckSteps] = []
         self._drops: dict[Stream, dict[int, int]] = {}  # messages: sequence -> bytes
         self._late: dict[Stream, dict[int, None]] = {}  # delayed messages
-        self._firsts: dict[Stream, int] = {}  # for some of those: nothing below is retained after these lines
-        self._dropped = 0  # messages neither delayed nor below these
+        self._firsts: dict[Stream, int] = {}  # for some of these streams: nothing below is retained after the lines
+        self._dropped = 0  # single messages to drop, neither delayed nor below `_firsts`
         self._views: dict[str, list[str]] = {}  # patterns of views that lines name, as they found them
         self._patterns: dict[str, dict[str, None]] = {}  # after these lines; a view without patterns is removed
         self._grown = 0  # patterns added to all views together
@@ -530,7 +531,7 @@ class Losses:
         self._taken: list[Callable[[], None]] = []  # the removals, one for each stream with losses
 
     def find(self) -> Work[None]:
-        """Find the new floors of streams, and change nothing. In steps."""
+        """Find the new floors of streams, without removing messages. In steps."""
         rows: list[list[int]] = []
         for count, stream in enumerate(self._streams(), 1):
             if count % _LOST_STEPS == 0:
@@ -577,8 +578,8 @@ class Losses:
                 yield
 
     def bound(self) -> Work[None]:
-        """Cut streams to a new `depth` again, if messages were written meanwhile, or the write cleared or dropped some.
-        In steps."""
+        """Cut streams to a new `depth`: again if messages were written meanwhile, and only now if the write cleared or
+        dropped some. In steps."""
         if self._depth is None or not (self._is_thinned or self.group.log.end.next != self._end):
             return
         for count, stream in enumerate(list(self.group.streams.values()), 1):

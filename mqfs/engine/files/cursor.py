@@ -1,6 +1,6 @@
 """`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
 
-The commands and formats are those of mqfs(4), "Cursors". A cursor claims no messages, and retains none beyond a small
+The commands and formats are those of mqfs(4), ".cursor". A cursor claims no messages, and retains none beyond a small
 slack.
 """
 
@@ -139,7 +139,7 @@ class Cursor(LongResponses, Searcher):
         self._drop_rest()
 
     def _drop_rest(self) -> None:
-        self.names = SentNames()  # the dropped bytes may have names, also bytes not read through a mount elsewhere
+        self.names = SentNames()  # the dropped rest may have names, as may bytes that a mount did not pass on
         self.last.drop()
 
     def _until(self, bound: int | None) -> None:
@@ -358,8 +358,8 @@ class Cursor(LongResponses, Searcher):
         return b"" if self.has_ended else None
 
     def _take_span(self, count: int) -> bytes | None:
-        """As `_take_records`, but straight from the log. None: a message's stream alone does not decide whether it is
-        shown."""
+        """As `_take_records`, but straight from the log. None: the caller must check each message, as not only its
+        stream decides whether it is shown, or few messages are there, or one is damaged."""
         group, streams = self.group, self.streams()
         if (
             group.retention.lapsed

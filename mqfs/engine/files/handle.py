@@ -1,9 +1,9 @@
 """Base classes of open files: their user, reads that may have to wait, and the unread rest of a message.
 
-Each kind of file has a module of its own in this package. A handle has a position and the unread rest of a message. The
-rule for offsets: a read at an offset inside the last message returns that message from there, as programs read ahead
-and seek back. A read at any other offset, also at the message's own (pread(2) at 0), continues with the unread rest, or
-the next message.
+Each kind of file has a module of its own in this package. A handle has a position and the unread rest of a message. A
+`sequential` handle ignores offsets: a read gets the unread rest, or the next message. On other handles a read at an
+offset inside the last message returns that message from there, as programs read ahead and seek back. A read at the
+message's own offset (pread(2) at 0) gets the unread rest, or the next message; at any other offset, the next message.
 
 Command files take commands line by line. A write is carried out whole or not at all; the next read tells why it was
 refused.

@@ -179,7 +179,7 @@ class PutHandle(CommandFile):
 
 
 class FramesFile(CommandFile):
-    """A file to which frames are written; those of one write belong together."""
+    """A file to which frames are written; those of one write are appended or staged together."""
 
     publishes = True
     _prepared: batch_frames.Packing | None = None

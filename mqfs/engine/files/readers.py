@@ -332,7 +332,7 @@ class MergedReader(Reader):
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.cuts: dict[int, int] = {}  # stream -> its eviction reported here
+        self.cuts: dict[int, int] = {}  # stream -> the `evicted_before` reported here
         self.cuts_seen = self.group.retention.evictions
         self._start()
 

@@ -62,8 +62,8 @@ def position(
 
 
 def _first_kept(group: Group, below: int) -> int | None:
-    """Return the first retained message from `below` on. None: it is not among the next messages, or one of these is
-    damaged."""
+    """Return the sequence of the first retained message from `below` on, or the end of the log. None: it is not among
+    the next messages, or one of these is damaged."""
     for _ in range(limits.PASSED_MESSAGES):
         try:
             record = group.log.reader.scan(below)
@@ -117,7 +117,7 @@ class WalkBack:
         self._reader, self._selection, self._count, self._shows = group.log.bucket.reader, selection, count, shows
         self._retention = group.retention
         self._at = self.found = group.log.end.next  # the sequence of the oldest message so far
-        self.damaged = False  # a message on the way is, which does not count
+        self.damaged = False  # whether a message on the way is damaged; it does not count
 
     def go_on(self, most: int) -> bool:
         """Continue past at most `most` messages; return whether the walk has ended. Raises DiskFailed."""

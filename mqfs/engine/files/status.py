@@ -249,8 +249,8 @@ def _log(group: Group) -> Work[dict[str, Any]]:
 
 
 def _plain(group: Group) -> Work[bool]:
-    """Whether the log on disk and the present floors show all readable messages. Messages below the floors do not
-    count, however long they are remembered."""
+    """Whether every message in the log at or above its stream's floor can be read, so that log and floors alone show
+    the readable messages. Messages below the floors do not count, however long they are remembered."""
     if group.settings.keep != "disk" or group.log.shown is not None or group.retention.newest is not None:
         return False
     for stream in list(group.streams.values()):
