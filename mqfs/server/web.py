@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -98,6 +99,10 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
 # ---------------------------------------------------------------- the options of HTTP and fq, checked; opens nothing
 
 
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*]+")  # as browsers write it: it is compared as a text
+_HOST = re.compile(r"[^\s/?#@*]+")
+
+
 class Served(NamedTuple):
     """A service at an address. `group`: of a dialect."""
 
@@ -123,6 +128,13 @@ def check(options: Options) -> None:
         raise BadConfig(f"{option}: {error.detail}") from None
     except BadName as error:
         raise BadConfig(f"{option}: {error.detail} (expected GROUP=ADDRESS)") from None
+    for text in options.http_origin:
+        if not _ORIGIN.fullmatch(text):
+            expected = "SCHEME://HOST or SCHEME://HOST:PORT in lower case, without a path, or null"
+            raise BadConfig(f"--http-origin {text!r}: no browser sends it (expected {expected})")
+    for text in options.http_host:
+        if not _HOST.fullmatch(text):
+            raise BadConfig(f"--http-host {text!r}: not the name of a host (expected one such as mq.example)")
     if options.http_qpubs and not options.http:
         raise BadConfig("--http-qpubs: nothing to serve it at (expected --http ADDRESS)")
 

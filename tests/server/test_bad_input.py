@@ -67,6 +67,14 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "--default", "eof s"], "eof: an action (expected a setting)"),
         (["serve", "--tcp-user", "no such user"], "no such user"),
         (["serve", "--config", "absent.toml"], "absent.toml: No such file"),
+        *(
+            (["serve", "--http-origin", text], f"--http-origin {text!r}: no browser sends it (expected SCHEME://HOST")
+            for text in ("https://dash.example/", "dash.example", "https://Dash.example", "*", "https://*.example", "")
+        ),
+        *(
+            (["serve", "--http-host", text], f"--http-host {text!r}: not the name of a host (expected one such as")
+            for text in ("http://mq.example", "mq.example/", "*.example", "")
+        ),
         (["serve", "--mount", ""], "--mount ''"),
         (["serve", "--store", ""], "--store ''"),
     ],
@@ -88,6 +96,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("\x80", "KEY = VALUE"),
         ('store = "a\\u0000b"', "invalid store = 'a\\x00b' (expected text without NUL)"),
         ("default = 'replay nothing'", "off, last, key or all"),
+        ("http-origin = 'https://dash.example/'", "no browser sends it"),
         ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_log(server: Server) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('listen = "unix!s"\nlog-level = "loud"\nhttp-origin = "x"\n', "--log-level 'loud': unknown"),
+        ('listen = "unix!s"\nlog-level = "loud"\nhttp-origin = "http://x"\n', "--log-level 'loud': unknown"),
         ("stroe = 1\n", "unknown key 'stroe'"),
         ("= not TOML\n", "expected TOML"),
         ('listen = "unix!s"\ndefault = "replay never"\n', "--default: "),
