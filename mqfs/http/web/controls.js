@@ -5,7 +5,7 @@ import { Problem, doing, getLines, getText } from "./requests.js";
 
 // ---------------------------------------------------------------- destructive actions
 
-/** Whether the name was typed. */
+/** Ask for confirmation by typing a name. Resolves to whether it was typed. */
 export function confirmed(title, text, name) {
   const dialog = $("confirm");
   const input = $("confirm-input");
@@ -25,7 +25,7 @@ export function confirmed(title, text, name) {
   });
 }
 
-/** A button of something that cannot be undone. */
+/** Return a button for an irreversible action: it asks for confirmation, and is disabled in a protected group. */
 export function dangerous(state, line, title, text, name, action, done) {
   const act = doing(line, async () => {
     if (!(await confirmed(title, text, name))) return;
@@ -40,7 +40,7 @@ const isProtected = (ctl) => /^protect on$/m.test(ctl);
 export const setting = (ctl, name) => ctl.match(new RegExp(`^${name} (.*)$`, "m"))?.[1] ?? "";
 const unquote = (word) => (word.startsWith("'") ? word.slice(1, -1).replaceAll("''", "'") : word);
 
-/** The settings, as far as a view depends on them; none where they may not be read. */
+/** Read the settings that views depend on. Where the user may not read them, `ctl` is null and `why` the refusal. */
 export async function readSettings(group, signal) {
   try {
     const ctl = await getText(pathOf(group, true) + "ctl", signal);
@@ -57,7 +57,7 @@ export const submits = (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
 };
 
-/** A section that is asked for when it is opened. */
+/** Return a section whose content is requested when it is opened. */
 export function onOpen(title, make) {
   const inside = el("div");
   const line = alertLine();

@@ -1,4 +1,4 @@
-// Elements, and values in words. What others wrote becomes a text node, never markup.
+// Elements, and values as text. Content that other users wrote becomes a text node, never markup.
 
 export const SAMPLES = 30; // of a sparkline
 
@@ -9,11 +9,11 @@ export const $ = (id) => document.getElementById(id);
 const READ_ALOUD = ["aria-label", "title", "placeholder"];
 const HIDDEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
-/** A text with what cannot be seen, or turns what stands beside it around, as an escape. */
+/** Return a text with escapes for invisible characters, and for those that reverse the text around them. */
 export const visible = (text) => String(text).replace(HIDDEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
 export const say = (node, text) => { node.textContent = visible(text); };
 
-/** An element. `on…` are listeners, `text` is its text; of everything else attributes. */
+/** Make an element. `on…` are listeners, `text` is its text; all others are attributes. */
 export function el(tag, given = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
@@ -44,13 +44,13 @@ export function spark(found) {
   const points = values.map((value, i) => `${(i * 64) / (SAMPLES - 1)},${(15 - (14 * value) / most).toFixed(1)}`);
   svg.setAttribute("class", "spark");
   svg.setAttribute("viewBox", "0 0 64 16");
-  svg.setAttribute("aria-hidden", "true"); // the number stands beside it
+  svg.setAttribute("aria-hidden", "true"); // the rate follows as text
   line.setAttribute("points", points.join(" "));
   svg.append(line);
   return svg;
 }
 
-/** What the words of this page mean: in the help, and below the pointer where a number has that name. */
+/** The terms of the page, explained in the help and in the tooltips of figures and columns. */
 export const WORDS = {
   "ack": "A worker says that a message is done.",
   "blocked writers": "Writers that wait for room, under full block.",
@@ -68,12 +68,12 @@ export const WORDS = {
   "waiting": "Messages that no worker has yet: the lag of the consumer.",
 };
 
-/** A list of figures: rows of [what, value]; a value may be nodes. */
+/** Return figures for rows of [term, value]; a value may be nodes. */
 export const figures = (rows) =>
   rows.filter(Boolean).map(([what, value]) =>
     el("div", {}, el("dt", { text: what, title: WORDS[what] }), el("dd", {}, value)));
 
-/** A table in its frame. `columns`: [title, class]; rows are lists of cells. */
+/** Return a table. `columns`: [title, class]; rows are lists of cells. */
 export function table(caption, columns, rows) {
   const cell = (tag, content, kind, more) => el(tag, { class: kind, ...more }, content);
   return el("table", {},
@@ -82,7 +82,7 @@ export function table(caption, columns, rows) {
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((one, i) => cell("td", one, columns[i][1]))))));
 }
 
-/** Put new nodes in place of the old ones, unless someone is using one: the focus stays where it is. */
+/** Replace the nodes in a place. The focus moves to the new node with the link or text of the focused one. */
 export function refresh(place, ...nodes) {
   const held = place.contains(document.activeElement) ? document.activeElement : null;
   const key = held?.getAttribute("href") ?? held?.textContent;
@@ -100,7 +100,7 @@ export function notice(text) {
   noticeTimer = setTimeout(() => say($("notice"), ""), 6000);
 }
 
-// ---------------------------------------------------------------- words
+// ---------------------------------------------------------------- values as text
 
 export const number = (value) => (value == null ? "–" : Number(value).toLocaleString("en"));
 
@@ -121,7 +121,7 @@ export function time(seconds) {
   return el("time", { datetime: date.toISOString(), text: `${day} ${clock}.${pad(date.getMilliseconds(), 3)}` });
 }
 
-export const clock = { ahead: 0 }; // seconds of the server's clock before ours
+export const clock = { ahead: 0 }; // seconds by which the server's clock is ahead of ours; 0: less than 2 s apart
 export function age(seconds) {
   if (seconds == null) return "–";
   let left = Math.max(0, Math.round(Date.now() / 1000 + clock.ahead - seconds));
@@ -133,6 +133,6 @@ export function age(seconds) {
   return words.slice(0, 2).join(" ");
 }
 
-/** A word of a command line, quoted as in rc(1). */
+/** Quote a word of a command line as in rc(1), where it needs that. */
 export const quote = (word) => (/^[^\s'#]+$/.test(word) ? word : `'${word.replaceAll("'", "''")}'`);
 export const pathOf = (names, slash) => "/" + names.map(encodeURIComponent).join("/") + (slash && names.length ? "/" : "");

@@ -4,9 +4,9 @@ import { alertLine, button, el, field, notice, number, pathOf, say, size, time }
 import { Problem, ask, doing, follow, lines } from "./requests.js";
 import { submits } from "./controls.js";
 
-export const NEWEST = 50; // messages of a look at a stream
-const SHOWN = 500; // messages that stay on the page while a stream is followed
-const HEX_BYTES = 16384; // of a body that are shown as hex
+export const NEWEST = 50; // messages of one request
+const SHOWN = 500; // messages on the page, at most, while a stream is followed
+const HEX_BYTES = 16384; // of a body, shown as hex
 const PREVIEW = 200; // characters of a body in a row
 
 // ---------------------------------------------------------------- messages
@@ -36,7 +36,7 @@ function asJson(text) {
   }
 }
 
-/** A body in full: as text, hex, and where it is JSON, indented. */
+/** Show a whole body: as text, as hex, and indented if it is JSON. */
 function bodyOf(message) {
   const text = message.body ?? null;
   const bytes = text === null ? binary(message.body_base64) : encoder.encode(text);
@@ -57,7 +57,7 @@ const headersOf = (message) =>
   el("dl", { class: "headers" },
     Object.entries(message.headers ?? {}).flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]));
 
-/** A message as a row that opens. `source`: what is to be read below it, `tools` what is in it when it is open. */
+/** Return a message as a row that opens. `source`: a text below it. `tools` makes further content when it opens. */
 export function messageRow(message, { source = "", tools } = {}) {
   const text = message.body ?? null;
   const bytes = text === null ? binary(message.body_base64).length : encoder.encode(text).length;
@@ -76,7 +76,7 @@ export function messageRow(message, { source = "", tools } = {}) {
   return el("li", {}, row);
 }
 
-/** Messages of a stream, the newest on top: the newest, those from a place on, those that come. */
+/** Return the list of a stream's messages, newest first: the newest ones, those from a position on, or a live tail. */
 export function messageList(names, view, isView) {
   const path = pathOf(names);
   const line = alertLine();
@@ -150,7 +150,7 @@ export function messageList(names, view, isView) {
     }
     fresh = [];
     while (rows.childElementCount > SHOWN) rows.lastElementChild.remove();
-    for (const sequence of known) { // the oldest first
+    for (const sequence of known) { // in the order in which they were shown
       if (known.size <= SHOWN) break;
       known.delete(sequence);
     }
@@ -182,7 +182,7 @@ export function messageList(names, view, isView) {
         if (text.startsWith("ended") && tail === mine) stop();
       },
       event: (event) => {
-        if (!fresh.length) setTimeout(draw, 100); // at most ten times a second, however fast they come
+        if (!fresh.length) setTimeout(draw, 100); // at most ten times a second, at any rate of messages
         fresh.push(event);
         if (event.id) next = Number(event.id) + 1;
         if (fresh.length > SHOWN) skipped += fresh.splice(0, fresh.length - SHOWN).length;
@@ -211,7 +211,7 @@ export function messageList(names, view, isView) {
   return { place, newest, published };
 }
 
-/** The form that publishes to a stream, and calls `published` after it; without that, to one that is named in the group. */
+/** Return the form that publishes to a stream and then calls `published`; without that, it asks for a stream's name. */
 export function publishForm(names, view, published = null) {
   const isGroup = !published;
   const line = alertLine();

@@ -1,4 +1,4 @@
-// The page of mqfs: a view of the tree for a browser. All it shows comes from the routes of mqfs-http(5).
+// The page of mqfs: a view of the tree for a browser. It uses only the routes of mqfs-http(5).
 
 import { $, WORDS, alertLine, button, el, link, pathOf, refresh, say, size, visible } from "./elements.js";
 import { Problem, answers, askToken, get, inWords, poll, rates, samples, withSpark } from "./requests.js";
@@ -8,8 +8,8 @@ const LISTED = 1000; // groups asked for at once
 
 // ---------------------------------------------------------------- tree
 
-const opened = new Set(["/"]); // paths of the groups whose groups are shown
-let here = []; // the group of what is shown
+const opened = new Set(["/"]); // paths of the groups that are expanded in the tree
+let here = []; // the path of the shown view's group
 const treeAlert = alertLine();
 
 async function branch(names, signal) {
@@ -133,7 +133,7 @@ $("words").append(...Object.entries(WORDS).flatMap(([word, text]) => [el("dt", {
 $("keys-on").onchange = () => localStorage.setItem("keys", $("keys-on").checked ? "on" : "off");
 $("keys-on").checked = localStorage.getItem("keys") !== "off";
 $("skip").onclick = (event) => {
-  event.preventDefault(); // the part behind # is the path
+  event.preventDefault(); // the part after # is the path of the view
   $("content").focus();
 };
 document.addEventListener("keydown", (event) => {

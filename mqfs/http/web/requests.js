@@ -1,4 +1,4 @@
-// Requests to the routes of mqfs-http(5), and what they need: a token, polling, rates, an event stream.
+// Requests to the routes of mqfs-http(5), with tokens, polling, rates and event streams.
 
 import { $, SAMPLES, button, clock, el, notice, pathOf, perSecond, say, spark, visible } from "./elements.js";
 
@@ -6,7 +6,7 @@ const POLL_MS = 2000;
 
 // ---------------------------------------------------------------- requests
 
-/** An answer that is a refusal, in words. */
+/** A refused request: the status of the answer, and its error text. */
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -14,7 +14,7 @@ export class Problem extends Error {
   }
 }
 
-let asking; // the one question for a token
+let asking; // a promise while the dialog for a token is open
 
 export function askToken(text) {
   asking ??= new Promise((resolve) => {
@@ -36,7 +36,7 @@ export function askToken(text) {
   return asking;
 }
 
-/** The answer to a request. Throws Problem, and what fetch does. */
+/** Send a request, and return the answer. Throws Problem for a refusal, and the errors of fetch. */
 export async function ask(method, path, { body, headers = {}, signal, accept = "application/json" } = {}) {
   for (;;) {
     const token = sessionStorage.getItem("token");
@@ -44,7 +44,7 @@ export async function ask(method, path, { body, headers = {}, signal, accept = "
     if (token) given.Authorization = `Bearer ${token}`;
     let answer;
     try {
-      // With a token nothing else is to be sent, and a refusal is asked about here, not by the browser.
+      // With a token no other credentials are sent, and after a refusal this page asks for another, not the browser.
       const credentials = token ? "omit" : "same-origin";
       answer = await fetch(path, { method, body, headers: given, signal, credentials, cache: "no-store" });
     } catch (error) {
@@ -56,7 +56,7 @@ export async function ask(method, path, { body, headers = {}, signal, accept = "
     if (date) clock.ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
     if (answer.ok) return answer;
     if (answer.status === 401) {
-      if (sessionStorage.getItem("token") !== token) continue; // another request has asked, since this one was sent
+      if (sessionStorage.getItem("token") !== token) continue; // another request has asked meanwhile
       if (await askToken("The server does not know this token. Enter another one.")) continue;
     }
     throw new Problem(answer.status, await problemText(answer));
@@ -86,7 +86,7 @@ export function inWords(error) {
   return error.status === 403 ? `${error.message} (the button Token changes the user)` : error.message;
 }
 
-/** Do something on a press; `line` shows how it failed. What an earlier one showed goes. */
+/** Return a listener that runs an action and shows its error in `line`. It clears earlier errors and notices first. */
 export const doing = (line, action) => async (event) => {
   event?.preventDefault();
   say(line, "");
@@ -98,9 +98,9 @@ export const doing = (line, action) => async (event) => {
   }
 };
 
-/** Call again and again, never for more than a twentieth of the time. */
+/** Call an action repeatedly, for at most a twentieth of the time. `line` shows its error until it succeeds again. */
 export async function poll(signal, line, action) {
-  let shown = ""; // by this: what a press showed stays
+  let shown = ""; // the error that this poll has shown; errors of other actions stay
   while (!signal.aborted) {
     const began = performance.now();
     try {
@@ -143,7 +143,7 @@ const once = (target, name, signal) =>
 
 export const samples = new Map(); // path -> { at, count, rates }
 
-/** Note a counter; returns its rates, the newest last. */
+/** Record a counter, and return its rates per second, the newest last. */
 export function rates(key, count) {
   const at = performance.now();
   const known = samples.get(key);
@@ -160,7 +160,7 @@ export const withSpark = (found) => el("span", {}, spark(found), " ", perSecond(
 
 // ---------------------------------------------------------------- event streams
 
-/** The events of an answer: { id, event, data }. */
+/** Yield the events of an answer: { id, event, data }. */
 async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -186,7 +186,7 @@ async function* events(answer) {
   }
 }
 
-/** Follow a stream from a sequence on, through any number of connections, until aborted or its end. */
+/** Follow a stream from a sequence on until it ends or the signal aborts, and reconnect as often as needed. */
 export async function follow(path, next, signal, on) {
   let last = next - 1;
   while (!signal.aborted) {

@@ -1,4 +1,4 @@
-// One view each of a group, a stream or view, a consumer and the dead letters.
+// The views of the page: of a group, a stream or view, a consumer, and the dead letters.
 
 import {
   age, alertLine, button, el, field, figures, link, notice, number, pathOf, quote, refresh, say, section, size,
@@ -66,7 +66,7 @@ export async function showGroup(names, view) {
   });
 }
 
-/** What to do first in a group that has nothing yet, for a terminal. */
+/** Return first steps for a terminal, which are shown while a group is empty. */
 function firstSteps(names) {
   const group = location.origin + (names.length ? pathOf(names, true) : "/shop/");
   const steps = [
@@ -81,7 +81,7 @@ function firstSteps(names) {
   return node;
 }
 
-/** The streams of a group: a part of the names at a time, those by rate. */
+/** Return the list of a group's streams: LISTED names at a time, sorted by rate. */
 function streamList(names, view) {
   const path = pathOf(names, true);
   const found = el("div");
@@ -89,7 +89,7 @@ function streamList(names, view) {
   let entries = [], after = "", more = null, page = 0;
   const step = (pages) => { page += pages; draw(); };
   const place = section("Streams", el("div", { class: "bar" }, field("Filter", filter)), found);
-  place.hidden = true; // until there are some
+  place.hidden = true; // until the group has streams
 
   function draw() {
     const chosen = entries.filter((entry) => entry.name.includes(filter.value));
@@ -142,7 +142,7 @@ function makeForm(names, view) {
   const overField = field("over", over);
   overField.hidden = true;
   const kind = el("select", { onchange: () => (overField.hidden = kind.value !== "consumer") },
-    // A stream of the root group is made by its first message only.
+    // In the root group only a first message makes a stream.
     [...(names.length ? ["stream"] : []), "group", "consumer"].map((text) => el("option", { text })));
   const make = doing(line, async () => {
     const within = kind.value === "consumer" ? [...names, ".consumers", name.value] : [...names, name.value];
@@ -156,9 +156,9 @@ function makeForm(names, view) {
     el("div", { class: "bar" }, field("Make a", kind), field("named", name), overField, el("button", { text: "Make" })), line);
 }
 
-let settingsOpen = ""; // the path of the group whose settings are open, also when the view is drawn again
+let settingsOpen = ""; // the path of the group whose settings are open: they stay open when the view is drawn again
 
-/** `ctl` as a text. Only lines that were changed are sent: others may have changed others meanwhile. */
+/** Return the form for the text of `ctl`. Only changed lines are sent: other users may have changed other lines. */
 function ctlForm(names, settings, view) {
   const line = alertLine();
   const path = pathOf(names, true);
@@ -295,7 +295,7 @@ export async function showConsumer(names, view) {
 
 // ---------------------------------------------------------------- views: dead letters
 
-// Headers of a dead letter that its message does not get: the letter's own, and those that a server sets.
+// Headers of a dead letter that are not sent with the changed message: the letter's own, and those that a server sets.
 const NOT_SENT = new Set(["stream", "sequence", "deliveries", "reason", "consumer", "sender", "id", "held", "ttl"]);
 
 export async function showDead(names, view) {
@@ -326,8 +326,8 @@ export async function showDead(names, view) {
     return { stream, node: messageRow(message, { source: text, tools }) };
   };
 
-  /** A dead letter to be changed: it is published again, under an id that makes a repeat harmless, and dropped after that.
-   * A text field has all line ends as \n; they are sent as they were. */
+  /** Return the form that changes a dead letter. It publishes the changed message, with an id so that a repeat is not
+   * published twice, and then drops the letter. A text field turns line ends into \n; the original ones are sent. */
   const edited = (message) => {
     const { stream } = message.headers;
     const [end = "\n", ...others] = new Set(message.body.match(/\r\n|\r|\n/g));
@@ -352,7 +352,7 @@ export async function showDead(names, view) {
 
   async function load(since = null) {
     let found = [];
-    if ((await get(pathOf(group, true) + ".stats?streams=no", signal)).dead_letters) { // their stream is there
+    if ((await get(pathOf(group, true) + ".stats?streams=no", signal)).dead_letters) { // else the stream may be missing
       const answer = await ask("GET", `${path}?since=${since ?? "first"}&count=${NEWEST}&format=json`, { signal });
       found = lines(await answer.text()).filter((message) => !message.lost);
       next = answer.headers.get("Mqfs-Next");
