@@ -162,7 +162,7 @@ class Claim(OfMessage):
 
     def _give_up(self, reason: str) -> None:
         """Make the message a dead letter, or requeue it as failed if that is refused, by a full log, for example. A
-        library of jobs has no other call for it. Raises Stale, Disconnected, and the error of a failed requeue."""
+        library of jobs makes no later call for it. Raises Stale, Disconnected, and the error of a failed requeue."""
         try:
             self.dead(reason)
         except (Stale, Disconnected):

@@ -362,7 +362,7 @@ class Connection:
         raise TimedOut
 
     def to_the_end(self) -> AbstractContextManager[object]:
-        """Return a scope for work that has to be undone: its waits are not cancelled when the client disconnects."""
+        """Return a scope to undo work in: its waits are not cancelled when the client disconnects."""
         return trio.CancelScope(shield=True)
 
     async def _looked_up(self, call: Callable[[], T]) -> T:

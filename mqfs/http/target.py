@@ -29,7 +29,7 @@ OWN = {
     ".web": "web",
 }
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
-_OPTIONS = 1_024  # of one query: `select` takes as many
+_OPTIONS = 1_024  # of one query: as many names as `select` accepts
 _KINDS: dict[type, str] = {
     Group: "group",
     Stream: "stream",
