@@ -286,9 +286,9 @@ class Dispatcher:
             # The scan met an earlier message of the key, not for this receiver: look at the known messages again.
 
     def run_from(self, position: int, receiver: ClaimingHandle, messages: int, size: int, each: int) -> list[Record]:
-        """Return up to `messages` messages from `position` on, if the search is there. They have at most `size` bytes:
-        headers, bodies and `each` bytes per message. The run ends before a message that is not ordinary, or is a part
-        of a body."""
+        """Return up to `messages` messages from `position` on; empty if the scan is not there, or known messages come
+        first. They have at most `size` bytes: headers, bodies and `each` bytes per message. The run ends before a
+        message that is not ordinary, or is a part of a body."""
         found: list[Record] = []
         taken: set[bytes] = set()  # keys of the messages found
         if self._ready != [] or not position == self._gap_start == self._scan_position or self.slots.reaches(position):

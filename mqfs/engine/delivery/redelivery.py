@@ -108,9 +108,9 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
 
 def redrive(group: Group, name: str | None, most: int | None) -> Work[None]:
     """Send dead letters back to the streams they came from, the oldest first. `name`: only those of that stream.
-    `most`: limit of letters; None: no limit. A letter that failed again meanwhile stays. Raises OverLimit, after
-    sending earlier letters, if a letter above a remaining one must be dropped, and the group remembers as many
-    dropped messages as it may."""
+    `most`: limit of letters; None: no limit. A letter that failed again meanwhile stays. A letter sent from above a
+    remaining one is remembered as dropped. Raises OverLimit, after sending earlier letters, if the group already
+    remembers as many dropped messages as it may."""
     dead = group.streams.get(group.log.settings.dead)
     if dead is None:
         return

@@ -114,9 +114,9 @@ class Consumers(dict[str, Consumer]):
                 consumer.reads.serve()
 
     def on_coverage_changed(self, *overs: str) -> None:
-        """Handle that consumers over these (streams, views or "") may cover other messages than before: as
-        `on_routing_changed`, and offer the exclusive messages that they no longer cover. The removal of a stream needs
-        no offer."""
+        """Restart the search of consumers over these streams or views ("": the whole group), as they may cover other
+        messages than before. Offer exclusive messages that their consumer no longer covers, then do as
+        `on_routing_changed`. The removal of a stream needs only that: it takes no other stream from a consumer."""
         changed = list(self.scopes.over(overs))
         for consumer in changed:
             consumer.dispatcher.search_again()

@@ -114,8 +114,8 @@ class CtlHandle(CommandFile):
         return group.log.after_metadata_sync(value)
 
     def _plan(self, part: Steps, portions: int, seen: int) -> Work[tuple[Plan, Losses]]:
-        """Return the changes and the losses of a part. It was checked at the version `seen` of the group, and is
-        checked again if others were served since. Raises the error of a line."""
+        """Return the changes and the losses of a part. It was checked at `seen`, a `catalog_version`, and is checked
+        again if others were served since the count `portions`. Raises the error of a line."""
         group = self.group
         for _ in range(_TRIES):
             self._end_ring(part)

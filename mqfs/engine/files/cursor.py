@@ -159,8 +159,8 @@ class Cursor(LongResponses, Searcher):
         self.pending = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     def _measure(self, messages: int, size: int) -> None:
-        """Answer the next read with the points that split the selected messages from the position on into stretches of
-        at most `messages` messages and about `size` bytes."""
+        """Answer the next read with points that split the selected messages from the position on. Between two points
+        are at most `messages` messages and about `size` bytes."""
         group, streams = self.group, self.streams()
         end = group.log.end.next if self.until is None else self.until
         chosen = None if len(streams) == len(group.numbers) else frozenset(streams)
