@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import islice
+from itertools import accumulate, islice
 
 from mqfs import errors, limits
 from mqfs.model import MORE, Buffer, Draft, Head, Kind, Listed, Record, RecordColumns, RecordRun, Split
@@ -25,6 +25,24 @@ from mqfs.store.log_reader import PORTIONS, of_sizes
 
 _CHANGED_BYTES = 64 << 10  # changes kept behind a state; with more the log refers to the group's current state
 _LEAST = 4  # messages in a run; fewer are read one by one
+
+
+class Posting:
+    """The messages of one stream. A range of them is counted from its two ends, however long it is."""
+
+    __slots__ = ("marks", "sequences", "sizes")
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.sequences = array("Q", [r.sequence for r in records])
+        # Body bytes before each message, and before the next one.
+        self.sizes = array("Q", accumulate((len(r.body) for r in records), initial=0))
+        self.marks = array("Q", [r.sequence for r in records if r.kind == Kind.END])  # EOF markers
+
+    def cut(self, count: int) -> array[int]:
+        """Remove the oldest messages; return their sequences."""
+        gone = self.sequences[:count]
+        del self.sequences[:count], self.sizes[:count], self.marks[: bisect_right(self.marks, gone[-1])]
+        return gone
 
 
 class MemoryLog:
@@ -45,7 +63,7 @@ class MemoryLog:
         self.lost: list[str] = []
         self.records: dict[int, Record] = {}
         self.sequences: list[int] = []  # of all messages, in order
-        self.streams: dict[int, array[int]] = {}  # by stream, in order
+        self.streams: dict[int, Posting] = {}
 
     @property
     def lag(self) -> None:
@@ -83,15 +101,12 @@ class MemoryLog:
         for stream in list(self.streams):
             floor = floors.get(stream)
             posting = self.streams[stream]
-            count = len(posting) if floor is None else bisect_left(posting, floor)
+            count = len(posting.sequences) if floor is None else bisect_left(posting.sequences, floor)
             if count:
-                gone += self._forget(posting[:count])
-                del posting[:count]
+                gone += self._forget(posting.cut(count))
             if wanted is not None:
-                left = array("Q", [sequence for sequence in posting if wanted(stream, sequence) == sequence])
-                gone += self._forget(sorted(set(posting) - set(left)))
-                posting[:] = left
-            if not posting:
+                gone += self._keep(stream, [s for s in posting.sequences if wanted(stream, s) == s])
+            if not self.streams[stream].sequences:
                 del self.streams[stream]
         gone += self._drop(dropped)
         if gone:
@@ -102,10 +117,14 @@ class MemoryLog:
 
     def _drop(self, dropped: Set[int]) -> int:
         """Remove messages that were dropped one by one; return their number."""
-        gone = [s for s in dropped if s in self.records]
-        for stream in {self.records[s].stream for s in gone}:
-            self.streams[stream] = array("Q", [s for s in self.streams[stream] if s not in dropped])
-        return self._forget(gone)
+        streams = {self.records[s].stream for s in dropped if s in self.records}
+        return sum(self._keep(n, [s for s in self.streams[n].sequences if s not in dropped]) for n in streams)
+
+    def _keep(self, stream: int, left: Sequence[int]) -> int:
+        """Remove the other messages of a stream; return their number."""
+        gone = set(self.streams[stream].sequences).difference(left)
+        self.streams[stream] = Posting([self.records[s] for s in left])
+        return self._forget(sorted(gone))
 
     def _forget(self, sequences: Sequence[int]) -> int:
         for sequence in sequences:
@@ -140,8 +159,12 @@ class MemoryLogReader:
         return log.sequences[0] if log.sequences else log.end.next
 
     def _search(self, sequence: int, stream: int | None) -> tuple[Sequence[int], int]:
-        sequences: Sequence[int] = self._log.sequences if stream is None else self._log.streams.get(stream, ())
+        log = self._log
+        sequences = log.sequences if stream is None else log.streams.get(stream, _NOTHING).sequences
         return sequences, bisect_left(sequences, sequence)
+
+    def _posting(self, stream: int) -> Posting:
+        return self._log.streams.get(stream, _NOTHING)
 
     def find(self, stream: int, sequence: int) -> Record | None:
         sequences, at = self._search(sequence, stream)
@@ -184,13 +207,9 @@ class MemoryLogReader:
         return self._log.sequences[at] if at < len(self._log.sequences) else self._log.end.next
 
     def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
-        found = self._range(stream, sequence, end)
-        return len(found), sum(len(record.body) for record in found)
-
-    def _range(self, stream: int, sequence: int, end: int | None) -> list[Record]:
-        sequences, at = self._search(sequence, stream)
-        to = len(sequences) if end is None else bisect_left(sequences, end, at)
-        return [self._log.records[s] for s in sequences[at:to]]
+        at, to = _range(self._posting(stream).sequences, sequence, end)
+        sizes = self._posting(stream).sizes
+        return to - at, sizes[to] - sizes[at]
 
     def streams(self) -> Set[int]:
         return set(self._log.streams)
@@ -206,10 +225,13 @@ class MemoryLogReader:
         return of_sizes(rows, messages, size, limits.STRETCHES)
 
     def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
-        return sum(len(record.headers) for record in self._range(stream, sequence, end))
+        sequences = self._posting(stream).sequences
+        at, to = _range(sequences, sequence, end)
+        return sum(len(self._log.records[s].headers) for s in sequences[at:to])
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
-        return sum(record.kind == Kind.END for record in self._range(stream, sequence, end))
+        at, to = _range(self._posting(stream).marks, sequence, end)
+        return to - at
 
     def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
         mine: list[int] = []
@@ -231,6 +253,15 @@ class MemoryLogReader:
         some, records = sequences[at : at + most], self._log.records
         found = [s for s in some if any(key in records[s].headers for key in keys)]
         return found, some[-1] + 1 if some else self._log.end.next
+
+
+_NOTHING = Posting()
+
+
+def _range(sequences: Sequence[int], first: int, end: int | None) -> tuple[int, int]:
+    """Return where the sequences from `first` on and below `end` (None: all) lie."""
+    at = bisect_left(sequences, first)
+    return at, len(sequences) if end is None else bisect_left(sequences, end, at)
 
 
 class MemoryAppender:
@@ -270,8 +301,11 @@ class MemoryAppender:
         self._log.sequences.append(sequence)
         posting = self._log.streams.get(stream)
         if posting is None:
-            posting = self._log.streams[stream] = array("Q")
-        posting.append(sequence)
+            posting = self._log.streams[stream] = Posting()
+        posting.sequences.append(sequence)
+        posting.sizes.append(posting.sizes[-1] + len(body))
+        if kind == Kind.END:
+            posting.marks.append(sequence)
         self._log.size += size
         return sequence
 

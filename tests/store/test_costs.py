@@ -260,6 +260,21 @@ def test_a_full_memory_store_takes_acknowledgements() -> None:
         assert bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179
 
 
+def test_messages_in_memory_are_counted_without_a_look_at_each() -> None:
+    calls = []
+    for count in (100, 10_000):
+        bucket = MemoryStore().make(1, b"{}")
+        for number in range(count):
+            bucket.writer.append(Kind.MESSAGE if number % 10 else Kind.END, 16, 0, b"x" if number % 10 else b"")
+        metrics = bucket.metrics
+        calls.append(calls_once(lambda metrics=metrics: (metrics.count(16, 2), metrics.count_eof_markers(16, 2))))
+        assert (metrics.count(16, 2), metrics.count_eof_markers(16, 2)) == (
+            (count - 1, count * 9 // 10),
+            count // 10 - 1,
+        )
+    assert calls[0] == calls[1]
+
+
 def start_s(path: str, messages: int) -> float:
     """Seconds of a start after a unit of that many messages that no index on disk holds yet."""
     store = DiskStore(path)

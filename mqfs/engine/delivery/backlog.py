@@ -272,8 +272,7 @@ class Backlog:
         return not self._coverage.matches(stream, record)
 
     def _steps(self) -> int:
-        """Estimate the ranges of the log that a count reads. Ten messages count as a range, as a store in memory reads
-        each."""
+        """Estimate the ranges of the log that a count reads. Ten messages count as a range: their sizes are summed."""
         progress, group = self._own.progress, self._group
         streams = 1 if self._coverage.stream is not None else len(group.numbers)
         return streams * (1 + len(progress.acked_ranges.firsts)) + (group.log.end.next - progress.ack_floor) // 10
