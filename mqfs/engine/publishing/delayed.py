@@ -9,7 +9,7 @@ it is due, it waits here, also where a write would be refused.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class DelayedMessages:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._at: dict[int, int] = {}  # wall times of `at` -> engine ns, with some past ones
-        self.overdue: dict[int, deque[int]] = {}  # by stream: sequences that are due and wait for room
+        self.overdue: dict[int, OrderedDict[int, None]] = {}  # by stream: sequences that are due and wait for room
         self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of these, bytes of its body, headers
         self._round: list[int] = []  # streams still to be retried in this round
         self._round_ns = self._next_round_ns = 0  # engine times of the last and the next round over all `overdue`
@@ -103,8 +103,7 @@ class DelayedMessages:
         """Append a delayed message, due at engine time `due_ns`, with these changes and steps. Returns its sequence. A
         message with the header `next` is published by Schedules. Raises OverLimit, OverQuota, TooLong, StreamFull."""
         self._shares.check(user := _user(texts))
-        overdue = min(len(self.overdue.get(stream.number, ())), self._counts[stream.number])  # dropped ones still wait
-        if overdue >= max(limits.HELD // 2, 1):
+        if len(self.overdue.get(stream.number, ())) >= max(limits.HELD // 2, 1):
             raise errors.OverLimit(
                 f"stream {stream.name!r}: too many delayed messages wait for room (expected at most {limits.HELD // 2})"
             )
@@ -204,8 +203,8 @@ class DelayedMessages:
             number = self._streams.get(sequence)
             if number is None:
                 continue
-            line = self.overdue.setdefault(number, deque())
-            line.append(sequence)
+            line = self.overdue.setdefault(number, OrderedDict())
+            line[sequence] = None
             if len(line) == 1:
                 yield number
             elif self._host.clock.engine_ns() >= until:
@@ -222,13 +221,12 @@ class DelayedMessages:
         line = self.overdue[number]
         while line:
             try:
-                if line[0] in self._streams and not self._release(line[0]):
+                if not self._release(first := next(iter(line))):
                     return True
             except (errors.MqfsError, OSError) as error:
-                text = f"delayed message {line[0]} is due and cannot be appended: {error}"
+                text = f"delayed message {first} is due and cannot be appended: {error}"
                 self._host.faults.report(self._host.number, text)
                 return False
-            line.popleft()
             if line and self._host.clock.engine_ns() >= until:
                 self._round.append(number)
                 return True
@@ -322,6 +320,8 @@ class DelayedMessages:
 
     def _forget(self, sequence: int) -> None:
         stream = self._streams.pop(sequence)
+        if (line := self.overdue.get(stream)) is not None:
+            line.pop(sequence, None)
         size, user = self._sizes.pop(sequence)
         self.schedules.removed(sequence)
         self._shares.release(user)

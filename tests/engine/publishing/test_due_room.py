@@ -233,6 +233,22 @@ def test_what_has_no_room_leaves_other_streams_half_of_the_bound(monkeypatch: py
         q.put(b"again", user=user, delay="1s")
 
 
+@pytest.mark.parametrize("dropped", [slice(1, None), slice(None, -1)], ids=["all but the first", "all but the last"])
+def test_dropped_messages_do_not_count_as_waiting_for_room(monkeypatch: pytest.MonkeyPatch, dropped: slice) -> None:
+    monkeypatch.setattr(limits, "HELD", 20)
+    q = Queues("replay all", "depth 1", "full reject")
+    q.write("s", b"full")
+    put = [q.put(b"due %d" % number, user=user, delay="1s") for number, user in enumerate([ANNA, BERT] * 5)]
+    q.pass_time(3)
+    q.ctl(f"drop s {' '.join(map(str, put[dropped]))}")
+    for number in range(9):
+        q.put(b"later", user=ANNA, delay=f"{number + 100}s")
+    q.put(b"one waits for room", user=BERT, delay="1h")
+    q.ctl("depth 100")
+    q.pass_time(3)
+    assert bodies(q) == ["full", "due 0" if dropped.start else "due 9"]
+
+
 def test_one_user_has_half_of_the_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limits, "HELD", 32)
     q = Queues("replay all", path=tmp_path / "store")
