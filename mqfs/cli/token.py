@@ -164,13 +164,16 @@ def _unreadable(file: str, error: OSError) -> BadConfig:
 
 
 def _moment(word: str) -> float:
-    """Return the time of an expiry. Raises BadCommand."""
-    if not word[:1].isdigit() or word[-1] not in "smhd":
-        return parse_moment(word)
+    """Return the UNIX time of a date or of a duration from now. Raises BadConfig."""
     try:
-        return time.time() + parse_duration(word) / 1e9
-    except BadCommand as error:
-        raise BadCommand(f"expires: {error.detail}") from None
+        is_duration = word[:1].isdigit() and word[-1] in "smhd"
+        until = time.time() + parse_duration(word) / 1e9 if is_duration else parse_moment(word)
+    except BadCommand:
+        expected = "YYYY-MM-DD, YYYY-MM-DDTHH:MM:SSZ or a duration such as 30d"
+        raise BadConfig(f"--expires {word!r}: invalid time (expected {expected})") from None
+    if until <= time.time():
+        raise BadConfig(f"--expires {word!r}: in the past (expected a later time)")
+    return until
 
 
 @contextlib.contextmanager
