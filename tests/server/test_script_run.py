@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -102,6 +103,17 @@ def test_first_minutes(folder: Path) -> None:
     assert not mounted(folder / "mq")
     assert not (folder / "mqfs.sock").exists()
     assert (folder / "store").is_dir()
+
+
+@pytest.mark.parametrize("port", ["http", "65536", "-1", " 80", "8080/tcp"])
+def test_a_port_that_is_none(folder: Path, port: str) -> None:
+    """One line, before anything is installed or made."""
+    before = sorted(os.listdir(folder))
+    known = {**os.environ, "MQFS_PORT": port}
+    done = subprocess.run(["script/run"], cwd=folder, env=known, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"script/run: MQFS_PORT '{port}': not a port (expected 0 to 65535)\n"
+    assert sorted(os.listdir(folder)) == before
 
 
 @pytest.mark.timeout(900)
