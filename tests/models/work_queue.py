@@ -564,12 +564,15 @@ class Model:
         """A delivery failed. `delay`: seconds until the next, None: as `backoff` says. `dead`: there is to be none."""
         e, m = c["open"][seq], self.message(seq)
         e["claim"] = None
-        if m["why"] is not None:  # not with what else may be in its slot: that is not acknowledged yet
+        if m["why"] not in (None, "had"):  # not with what else may be in its slot: that is not acknowledged yet
             c["open"].pop(seq)
             c["had"].add(seq)
             return
         e["failed"] += 1
         over = dead or (self.set["retries"] and e["failed"] >= self.set["retries"])
+        if over and not self.covers(c, m["stream"]) and not self.is_letter(m):  # its view shows it no more
+            self.done(c, seq)
+            return
         if over and not self.is_letter(m):
             name = next(n for n, s in self.names.items() if s == m["stream"])
             letter: dict[str, Any] = {

@@ -346,13 +346,13 @@ class Redelivery:
     # ------------------------------------------------------------ dead letters
 
     def move_to_dead(self, claim: Claim, reason: str) -> bool:
-        """Make the claimed message a dead letter; one that is no longer retained is only acked. False: it stays, as it
-        is a dead letter already, or its letter could not be written."""
+        """Make the claimed message a dead letter; one that was removed, or is for this consumer no longer, is only
+        acked. False: it stays, as it is a dead letter already, or its letter could not be written."""
         group, owner = self._group, self._owner
         stream = group.numbers.get(claim.stream)
         if stream is not None and stream.name == self._log.settings.dead:
             return False
-        record = visible_record(group, claim.sequence)
+        record = self._shown_record(claim.sequence)
         if record is None:
             self._log.acknowledge(owner.state, self._progress.step(ACK, claim.entry.first, claim.sequence))
             owner.counts.acknowledged += 1
@@ -370,6 +370,14 @@ class Redelivery:
         elif owner.flow is not None:
             owner.reads.serve()
         return True
+
+    def _shown_record(self, sequence: int) -> Record | None:
+        """Return the claimed message; None where it was removed, or the consumer does not cover it any more. Then only
+        other readers and consumers decide how long it is retained, so whether it still is does not matter."""
+        record = visible_record(self._group, sequence)
+        if record is None or not self._owner.coverage.matches(self._group.numbers[record.stream], record):
+            return None
+        return record
 
     # ------------------------------------------------------------ closed receivers
 
@@ -451,12 +459,16 @@ class Redelivery:
                 owner.deadlines.set(entry.due_ns, sequence)
 
     def _bury_lost(self, sequence: int, entry: Unacked) -> None:
-        """Make a dead letter of a message whose last allowed delivery was in flight when the server was killed."""
+        """Make a dead letter of a message whose last allowed delivery was in flight when the server was killed; one
+        that was removed, or is for this consumer no longer, is acked."""
         group, owner = self._group, self._owner
-        record = visible_record(group, sequence)
-        if record is None or group.numbers[record.stream].name == self._log.settings.dead:
+        record = self._shown_record(sequence)
+        if record is not None and group.numbers[record.stream].name == self._log.settings.dead:
             return
         try:
+            if record is None:
+                self._log.acknowledge(owner.state, self._progress.step(ACK, entry.first, sequence))
+                return
             append_dead_letter(group, owner.state, record, entry.first, entry.failed, "the server ended")
         except (errors.MqfsError, OSError):
             return  # it is delivered again

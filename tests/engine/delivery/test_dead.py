@@ -157,6 +157,59 @@ def test_who_may_not_read_a_message_may_not_read_it_dead(
         assert allowed(User(*owner), dead, R | W)
 
 
+def claimed_by_view(path: Path, replay: str, *lines: str) -> tuple[Queues, Any]:
+    """A worker of a view has claimed the one message of a stream, and one failure makes a dead letter."""
+    q = Queues("retries 1", f"replay {replay}", "bind v s", *lines, path=path / "store")
+    q.consumer("w", "v")
+    q.write("s", b"poison")
+    worker = q.worker()
+    assert read(worker) == b"poison"
+    return q, worker
+
+
+def fail(q: Queues, worker: Any, how: str) -> None:
+    if how == "lease":
+        q.pass_time(2)
+    elif how == "close":
+        worker.close()
+    elif how == "kill":
+        q.restart(clean=False)
+    else:
+        say(worker, how)
+
+
+ENDS = ["nack", "nack 1h", "dead", "lease", "close", "kill"]
+
+
+@pytest.mark.parametrize("others", ["nothing", "newer", "another consumer"])
+@pytest.mark.parametrize("replay", ["off", "last", "all"])
+@pytest.mark.parametrize("how", ENDS)
+def test_what_a_view_no_longer_shows_becomes_none(tmp_path: Path, how: str, replay: str, others: str) -> None:
+    """Whether the message is retained still or not."""
+    q, worker = claimed_by_view(tmp_path, replay, *(["lease 2s"] if how == "lease" else []))
+    if others == "another consumer":
+        q.consumer("x", "s")
+    q.ctl("unbind v")
+    if others == "newer":
+        q.write("s", b"newer")
+    q.row("s")  # what is not retained is removed now
+    fail(q, worker, how)
+    assert "dead" not in q.group.streams
+    assert q.stats()["claimed"] == 0
+    q.ctl("bind v s")
+    q.pass_time(5)
+    assert b"poison" not in drain(q.worker())
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_a_view_shows_again_becomes_one(tmp_path: Path, how: str) -> None:
+    q, worker = claimed_by_view(tmp_path, "all", *(["lease 2s"] if how == "lease" else []))
+    q.ctl("unbind v")
+    q.ctl("bind v s")
+    fail(q, worker, how)
+    assert [row["body"] for row in q.kept("dead")] == ["poison"]
+
+
 def test_a_dead_letter_never_becomes_one() -> None:
     q = Queues("retries 1", "backoff 1s 4s")
     q.consumer("undertaker", "dead")
