@@ -2,8 +2,8 @@
 
 Each kind of file has a module of its own in this package. A handle has a position and the unread rest of a message. A
 `sequential` handle ignores offsets: a read gets the unread rest, or the next message. On other handles a read at an
-offset inside the last message returns that message from there, as programs read ahead and seek back. A read at the
-message's own offset (pread(2) at 0) gets the unread rest, or the next message; at any other offset, the next message.
+offset inside the last message, behind its first byte, returns that message from there, as programs read ahead and seek
+back. A read at any other offset, as of pread(2) at 0, gets the unread rest, or the next message.
 
 Command files take commands line by line. A write is carried out whole or not at all; the next read tells why it was
 refused.
@@ -245,13 +245,14 @@ class PartialRead:
         if self.can_push_back:
             self.can_push_back, self.start = False, offset - self.given
             return self._give(count)
-        if sequential or offset == self.start:
-            return self._give(count) if self.given < len(self.body) else None
         at = offset - self.start
-        if 0 <= at < len(self.body):
+        if not sequential and 0 < at < len(self.body):
             self.given = at
-            return self._give(count)
-        return None
+        elif self.given == len(self.body):
+            return None
+        elif at:
+            self.start = offset - self.given  # outside: the rest continues there
+        return self._give(count)
 
     def first(self, body: bytes, count: int, offset: int) -> bytes:
         """Start with a new message, and return its first `count` bytes."""

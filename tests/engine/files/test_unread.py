@@ -154,3 +154,16 @@ def test_a_message_acked_by_reading_comes_again_if_none_of_it_was_delivered(tmp_
         handle.push_back(piece)
     handle.close()
     assert queues.at("s", BOTH, MINE).read(2 * SIZE)[:1] == (b"0" if lost == 4 else b"1")
+
+
+@pytest.mark.parametrize("offset", [0, 9 * SIZE], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["read", "read and write", "order of", "claim", "consumer"])
+def test_a_read_outside_of_the_last_message_gets_its_rest(tmp_path: Path, name: str, offset: int) -> None:
+    ctl, open_one = KINDS[name]
+    handle = open_one(made(tmp_path, ctl), 0, MINE)
+    body = handle.read(4, 2 * SIZE) + handle.read(100, offset)
+    body += handle.read(SIZE, offset + 100)
+    number = body.rstrip(b"\0")
+    assert number.isdigit()
+    assert body == number + bytes(SIZE)
+    assert handle.read(9, 90 * SIZE)[:1] not in (b"", b"\0")
