@@ -59,7 +59,7 @@ class ProcessWatcher(Protocol):
 
     def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
         """Call `then` once when the process has ended, never before this returns. Returns a function that stops the
-        watch; None: there is no such process, or not any more."""
+        watch; None: the process has ended already, or never existed."""
         ...
 
 

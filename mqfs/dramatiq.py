@@ -208,7 +208,8 @@ class MqfsBroker(Broker):
 
 
 class MqfsMessage(MessageProxy):
-    """A message with its claim. `free`: the prefetch semaphore of the consumer that claimed it."""
+    """A message with its claim. `free`: the prefetch semaphore of the consumer that claimed it, which may have been
+    replaced since."""
 
     def __init__(self, message: Message[Any], claim: Claim, free: threading.Semaphore) -> None:
         super().__init__(message)

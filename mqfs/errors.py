@@ -157,7 +157,7 @@ class NotPermitted(MqfsError):
 
 
 class NotDirectory(MqfsError):
-    """The path goes through a file, or the file is no group.
+    """The path goes through a file, or the file is not a group.
 
     Correct the path.
     """
@@ -250,8 +250,8 @@ class DiskFull(MqfsError):
 class DiskFailed(MqfsError):
     """A read or write of the store failed, or a record did not pass its check.
 
-    See the server's log, then the disk. Run `mqfs check` on the stopped store. A write that failed so is not seen, but
-    one that the disk neither took whole nor let be taken back may be there after a restart.
+    See the server's log, then the disk. Run `mqfs check` on the stopped store. A failed write is not visible, but
+    may be after a restart, if the disk could neither complete it nor undo it.
     """
 
     errno, text, http = _errno.EIO, "input/output error", 500
@@ -278,7 +278,8 @@ class ReadOnly(MqfsError):
 
 
 class Stale(MqfsError):
-    """A claim, ring or snapshot is no longer valid: it expired, or its consumer, stream or connection is gone.
+    """A claim, ring or snapshot is no longer valid: it expired, its consumer or stream was removed, or its connection
+    was closed.
 
     Read again for a new claim, or open the file again.
     """
@@ -314,7 +315,8 @@ class Unsupported(MqfsError):
 
 
 class Disconnected(MqfsError):
-    """The server is gone, or the client was closed. The outcome of a call in flight is unknown.
+    """The server cannot be reached, the connection was lost, or the client was closed. The outcome of a call in flight is
+    unknown.
 
     Start the server, or connect again. Repeat a publish that must not be lost, with an `id` so that it counts once.
     """
@@ -357,7 +359,7 @@ class Standby(Disconnected):
 
 
 class BadRing(MqfsError):
-    """The shared memory is no ring of this version and boot, or its state is corrupt.
+    """The shared memory is not a ring of this version and boot, or its state is corrupt.
 
     Attach again. The library falls back to the files.
     """
@@ -443,7 +445,7 @@ class NoAuthentication(MqfsError):
 class RemoteError(MqfsError):
     """The server refused with an error that this table does not have; the text is the server's own.
 
-    See the server's log. Use a client and a server of one version.
+    See the server's log. Use a client and a server of the same version.
     """
 
     errno, text, http = _errno.EIO, "the server refused", 502

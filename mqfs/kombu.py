@@ -9,8 +9,8 @@ The data is in three groups below the one in the URL, by default `celery`:
 
     queues/QUEUE                a work queue, `deliver one`: a delivery is a claim, which ends with the connection
     bindings/EXCHANGE KEY QUEUE a stream for each binding; only if its name is shortened it has a message, with the text
-    temporary/QUEUE             for each queue that expires: its message has the seconds that it lives without a
-                                consumer, and whether it has one; if not, the time of that message is when they begin
+    temporary/QUEUE             for each queue that expires: its newest message has the seconds that it lives without a
+                                consumer, and whether it has one; if not, they count from the time of this message
 
 A task with an ETA waits in the server until then; a task that is too large for that is held by a worker. A worker that
 is killed loses its claims at once, and other workers execute its tasks.

@@ -368,7 +368,8 @@ class Folder:
 
     @contextmanager
     def lock(self, bucket: str, name: str) -> Iterator[IO[bytes] | None]:
-        """Open and lock the file of a single, and yield it; None: another process has the lock, or it was handled."""
+        """Open and lock the file of a single, and yield it; None: another process has the lock, or the single was
+        handled or removed."""
         with contextlib.ExitStack() as stack:
             file = None
             with contextlib.suppress(FileNotFoundError), self.directory("messages", bucket) as directory:

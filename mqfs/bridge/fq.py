@@ -314,7 +314,7 @@ class Bridge:
         raise error
 
     def _note(self, refusal: MqfsError) -> None:
-        """Log that there is no room, once until all messages of one read have room at once again."""
+        """Log that there is no room: once, and again only after all messages of one read had room at once."""
         if isinstance(refusal, LATER) and not self._is_full:
             self._is_full = True
             log.warning("group %s: %s; waiting for room", self._here.path, refusal)

@@ -13,15 +13,15 @@ Five layers, each above the layers that it uses:
 
 `routing.py` says which messages are for a reader, `language/` parses what is written to the files. Neither changes
 state.
-group.py and stream.py compose the boxes: a group is one log, a stream is a number in its records.
+group.py and stream.py compose the layers: a group is one log, a stream is a number in its records.
 
 The life of a message, with the module that does each step:
 
     write()             files/stream.py           the bytes become one message, or several under `data line`
     admission           publishing/admission.py   rights, `depth`, `full`, an id seen before
-    the record          core/log.py               appended; only then does the state say so
+    the record          core/log.py               appended; only then applied to the state
     held back           core/log.py               under `sync replica` only: until the replica has it
-    counted             retention/retained.py     the stream keeps one more; an older one may go
+    counted             retention/retained.py     the stream keeps one more; an older one may be evicted
     handed over         delivery/fanout.py        to the reads that wait: readers, `order`, views, cursors, consumers
     synced              publishing/publisher.py   the writer waits for the commit, as `sync` says
     claimed             delivery/consumer.py      a record of the log: this receiver has it

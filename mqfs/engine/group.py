@@ -139,8 +139,8 @@ class Group:
     # ------------------------------------------------------------ retention
 
     def before_trim(self) -> dict[int, int]:
-        """Forget expired ids, and return the floor of delayed messages by its number: its records are in the log, but
-        of no stream."""
+        """Forget expired ids. Returns the lowest sequence of a delayed message by the file number of `.put`: the log
+        has delayed messages under this number. Empty without delayed messages."""
         self.ids.forget()
         return {group_state.PUT: self.held.floor} if self.held.floor else {}
 
@@ -288,8 +288,10 @@ class Group:
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self, look: bool = True) -> None:
-        """Retry blocked writers, as there may be room now, and with `look` first due messages and schedules. Before
-        them, serve what waited for a removed message of its key."""
+        """Retry blocked writers, as there may be room now; with `look`, due messages and schedules before them.
+
+        First serve reads that waited for a message of the same key, as it may have been removed.
+        """
         if self.consumers.keyed:
             self.consumers.on_removals()
         if look and (self.held.overdue or self.held.schedules.waiting):

@@ -245,7 +245,7 @@ class TxnCtl(Meta):
 
 
 class PartFolder(StagingFolder):
-    """`.txn/PART`: it has all the group's streams, to be written to, and lists those that were."""
+    """`.txn/PART`: it has all the group's streams for writing, and lists those that were written to."""
 
     __slots__ = ("part",)
 

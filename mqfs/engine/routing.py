@@ -143,7 +143,7 @@ class ViewRegistry(dict[str, View]):
         """Return the bytes of a message that each search by the programs of a user's open files sees.
 
         Each search has a guaranteed minimum. The remaining bytes are shared equally by users, then by the searches of
-        the user, and a user with many searches takes little from others.
+        the user, so a user with many searches takes little from others.
         """
         selecting, least = self.selecting, limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES
         left = limits.PROGRAM_SEARCH_BYTES - selecting.used * least

@@ -73,10 +73,10 @@ def _number(word: str) -> int:
 
 @attrs.define(eq=False)
 class Queue:
-    """A queue. `owner`: the uid that made it. `exchanges`: those that it is bound to; `unbound`: those from which it
-    was unbound while it has clients. `holds`: by exchange, a function that closes an open consumer: a transient
-    consumer is removed with its last handle, but has to stay while the queue has clients. `dropped_to`: messages
-    dropped for lack of room in this run."""
+    """A queue. `owner`: the uid that made it. `exchanges`: the exchanges that it is bound to; `unbound`: exchanges from
+    which it was unbound since it has clients. `holds`: by exchange, a function that closes an open consumer: a
+    transient consumer is removed with its last handle, but has to stay while the queue has clients. `dropped_to`:
+    messages dropped for lack of room in this run."""
 
     name: bytes
     owner: int

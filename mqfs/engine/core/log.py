@@ -178,7 +178,8 @@ AckSteps = tuple[ConsumerState, bytes]  # a consumer, and steps as state.acks.st
 
 class GroupLog:
     """The log of one group. `bucket` is its present storage; `end`, `reader`, `metrics` and `upkeep` are its parts.
-    `stored` also has the messages that may not be shown yet. `shown` is the bucket under `sync replica`, else None.
+    `stored` also has the messages that may not be shown yet. `shown` is the bucket under `sync replica`, and after a
+    change of `sync` until no message is held; else None.
 
     Calls that append raise DiskFailed, DiskFull and ReadOnly; then no record was appended or applied.
     """
@@ -350,8 +351,8 @@ class GroupLog:
         return wait.result() if wait.settled else wait
 
     def hold(self, first: int, then: Answer) -> None:
-        """Call `then` when the copy has everything appended so far, after the calls held before. `first`: as in
-        `HeldAnswer`."""
+        """Call `then` when the copy has everything appended so far, after the calls held before. If `sync` is no longer
+        `replica`, the disk is enough. `first`: as in `HeldAnswer`."""
         assert self.shown is not None
         entry = HeldAnswer(first, then)
         self.shown.end.add(entry)

@@ -28,7 +28,7 @@ _LOOKED_UP = 4_096  # parts whose sizes are looked up at once: a millisecond
 
 
 def place(head: bytes) -> tuple[int, int]:
-    """Return the number of a part and the total, from encoded headers; (0, 0) without a valid header `part`."""
+    """Return the number of a part and the total, from encoded headers; (0, 0) unless the header `part` has both."""
     if _KEY not in head:
         return 0, 0
     number, total = headers.parse_part(headers.decode(head).get(headers.PART, ""))

@@ -116,7 +116,7 @@ AGAIN_NS = 10**9  # until a retry after a failure
 ROUND_NS = 10**7  # least time between two retries for room
 _SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
-_DUE = (DELAYED, SCHEDULES)  # their alarms retry due messages themselves; a retry after them would set them for ever
+_DUE = (DELAYED, SCHEDULES)  # their alarms retry by themselves: a retry after each would set them without end
 
 
 class Timers:

@@ -156,7 +156,8 @@ class Settings:
     full_was_set: bool = False  # whether a line has set `full`; else it follows `deliver`
 
     def lines(self, *, given: bool = False) -> list[str]:
-        """Return every setting as a ctl line. `given`: without those that follow from others or newer defaults."""
+        """Return every setting as a ctl line, `ack` only under `deliver one`. `given`: without a `full` that no line
+        has set, and without newer settings that have their default."""
         values = ((key, row, getattr(self, key)) for key, row in SETTINGS.items())
         return [f"{key} {row.show(value)}" for key, row, value in values if not self._is_hidden(key, value, given)]
 

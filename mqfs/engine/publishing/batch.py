@@ -157,7 +157,7 @@ class AtomicBatch:
             self.discarded = True
         if quotas is not None and not self.discarded:
             quotas.charge(*self._kept())
-        return None  # `full drop-old` evicts after the append, so a batch that the disk refuses evicts no message
+        return None  # messages beyond `depth` are evicted after the append: the disk may refuse the batch
 
     def _kept(self) -> tuple[dict[Stream, int], int]:
         """Return the bytes to charge to quotas: by stream, and of the headers of all streams together."""

@@ -49,8 +49,8 @@ class DelayedMessages:
         self._streams: dict[int, int] = {}  # sequence -> the number of its stream
         self._sizes: dict[int, tuple[int, int]] = {}  # sequence -> bytes of body and headers, and its user
         self._shares = UserLimits("delayed messages in a group", "HELD")
-        self._bytes: Counter[int] = Counter()  # by stream
-        self._counts: Counter[int] = Counter()
+        self._bytes: Counter[int] = Counter()  # by stream: see `bytes_of`
+        self._counts: Counter[int] = Counter()  # by stream: its delayed messages
         self._known = False  # whether all delayed messages were found in the log
         self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
-RECORD_BYTES = 40  # bytes of a message in the log, without its body
+RECORD_BYTES = 40  # most bytes of a message in the log, without headers and body
 
 
 class Publisher:

@@ -13,8 +13,9 @@ message does, and the runs missed meanwhile are again one. The name of a schedul
 `every` is due on the engine clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is computed
 from the first run, so that no two runs have the same time, whatever the wall clock does.
 
-When the wall clock is set back, `cron` computes its next time again. Up to three hours, as for cron(8), no time runs
-twice. By more, the clock had been wrong: runs by the wrong clock must not delay later runs, perhaps for a year.
+When the wall clock is set back, `cron` computes its next time again. If it is set back by up to three hours, no time
+runs twice, as for cron(8). If it is set back by more, it had been wrong, and earlier runs do not count: else a run in a
+wrong year would delay all others for a year.
 
     05:00     runs, next is 05:00 tomorrow     set back to 04:10: still tomorrow     to last week: 05:00 of that day
 """

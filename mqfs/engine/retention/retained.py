@@ -310,7 +310,7 @@ class KeptRange:
     # ------------------------------------------------------------ removal by `depth` and `clear`
 
     def cut_to_depth(self) -> None:
-        """Evict the oldest messages until the others fit, with those that may not be shown yet."""
+        """Evict the oldest messages until the others fit below `depth`. Messages that may not be shown yet count."""
         if self._retention.newest is not None and not self._retention.newest.is_complete:
             return  # the count may include messages that a newer one supersedes
         cut = plan_cut(self, self.log.settings.depth, self.held_count, self.held_size)
@@ -322,8 +322,8 @@ class KeptRange:
         self.carry_out_cut(cut)
 
     def carry_out_cut(self, cut: Cut) -> None:
-        """Apply a cut whose floor the log has: readers below it get FellBehind. Messages may have been appended since
-        it was planned."""
+        """Apply a cut: readers below its floor get FellBehind. The log has the floor, or gets it later (`note_cut`).
+        Messages may have been appended since the cut was planned."""
         cut = self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
@@ -363,7 +363,8 @@ def bound_after_start(kept: KeptRange) -> None:
 
 # Cuts: the messages that `depth`, a full log or `clear` removes from the beginning of a stream, planned beforehand.
 #
-# A cut is recorded in the log before it is applied in memory; messages may be appended in between.
+# A cut is recorded in the log before it is applied in memory; messages may be appended in between. Only the floor of a
+# cut by `depth` may follow later, see Retention.note_cut.
 
 _CUT_STEPS = 64  # messages between two checks of the clock: 0.1 ms
 
@@ -382,7 +383,7 @@ class Cut:
 
 
 def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
-    """Return sequence and bytes of the first message at or after `sequence` that keys let the stream retain."""
+    """Return sequence and bytes of the first message at or after `sequence`, without those superseded by keys."""
     if sequence < kept.tail:
         found = kept.rows.at_or_after(sequence)
         if found is not None and found[0] < kept.tail:
@@ -392,7 +393,7 @@ def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
 
 
 def before(kept: KeptRange, sequence: int) -> int:
-    """Return the sequence of the last message below `sequence` that keys let the stream retain; 0: none."""
+    """Return the sequence of the last message below `sequence`, without those superseded by keys; 0: none."""
     if sequence <= kept.tail:
         return kept.rows.up_to(sequence - 1, messages=True)
     return kept.log.reader.before(sequence, kept.number) or 0

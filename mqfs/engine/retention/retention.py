@@ -322,7 +322,7 @@ class Retention:
         return errors.StreamFull(f"the group's log is full: {self.bound_bytes()} bytes")
 
     def note_cut(self, number: int) -> None:
-        """Remember that `depth` cut a stream whose floor is not in the log yet."""
+        """Remember that `depth` cut a stream whose floor is not in the log yet; see `_record_cuts`."""
         self._cut.add(number)
 
     def _record_cuts(self) -> None:
