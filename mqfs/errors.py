@@ -315,8 +315,8 @@ class Unsupported(MqfsError):
 
 
 class Disconnected(MqfsError):
-    """The server cannot be reached, the connection was lost, or the client was closed. The outcome of a call in flight is
-    unknown.
+    """The server cannot be reached, the connection was lost, or the client was closed. The outcome of a call in flight
+    is unknown.
 
     Start the server, or connect again. Repeat a publish that must not be lost, with an `id` so that it counts once.
     """
