@@ -309,6 +309,20 @@ def test_a_catalog_that_has_room_for_a_part_is_kept(full: str) -> None:
 
 
 @pytest.mark.process
+def test_a_catalog_of_a_protected_group_does_not_grow_at_each_start() -> None:
+    """Nothing of it may be dropped until `protect` is off."""
+    with short_folder() as folder:
+        haste = json.dumps({"DURABLE_RECORDS": 10})
+        ds = Durable(folder, at=free_port(), program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+        with ds.server:
+            with_many_records(ds, 25)
+            assert ds.tree.post("/ds/g/ctl", "protect on").status == 204
+            assert [records(ds), records(ds)] == [125, 125]
+            assert ds.tree.post("/ds/g/ctl", "protect off").status == 204
+            assert records(ds) == 25
+
+
+@pytest.mark.process
 def test_a_catalog_is_written_anew_beyond_the_rate_of_its_user() -> None:
     """It is the server that writes."""
     with short_folder() as folder:

@@ -359,15 +359,15 @@ class Catalog:
     async def _compact(self, call: Call, old: list[int]) -> None:
         """Write the present configs once more, and then drop the messages before them, both in portions.
 
-        Without room for all of it nothing is done: each start would add a part, and drop nothing. A protected group
-        refuses the drop, so each such start adds all configs."""
+        Without room for all of it, or in a protected group, which refuses the drop, nothing is done: each start would
+        add records, and drop none."""
         true, step = [*self._configs.items()], limits.DURABLE_RECORDS
         with suppress(MqfsError):
             size = sum(len(str(sequence)) + _DROPPED_BYTES for sequence in old)
             for number, one in true:
                 size += stored_bytes(CATALOG, 1, len(publishing.frame(CATALOG, one.encode(number))))
                 await call.front.pause()
-            if not self.has_room(len(true), size):
+            if self.group.settings.protect or not self.has_room(len(true), size):
                 return
             for at in range(0, len(true), step):
                 frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in true[at : at + step])
