@@ -32,7 +32,7 @@ class Frozen:
                 theirs = socket.socket(socket.AF_UNIX)
                 try:
                     theirs.connect(self.server)
-                except ConnectionRefusedError:  # it is away
+                except OSError:  # it is away, or about to listen
                     ours.close()
                     theirs.close()
                     continue
