@@ -204,7 +204,7 @@ class Delivery:
     @property
     def _hold(self) -> int:
         """The number of messages that may stay claimed. They count as waiting, so with a small backlog none."""
-        backlog = self._queue.wish.backlog
+        backlog = self._queue.options.backlog
         return min(limits.FQ_HELD, backlog // 8) if backlog else limits.FQ_HELD
 
     # ------------------------------------------------------------ start and end

@@ -28,7 +28,7 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program, parse
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, Exists, MqfsError, NotFound
-from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns, points
+from mqfs.fq.queues import VIEW, Queue, QueueOptions, Refused, owns, points
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
 from mqfs.syntax.lines import command_lines, quote
@@ -293,13 +293,13 @@ class Exchanges:
             if not view.programs:  # a view with patterns only was not made for a queue
                 continue
             name, state = text_of(consumer.name), consumer.state
-            wish = Wish("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
-            queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
+            options = QueueOptions("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
+            queue = self.queues.setdefault(name, Queue(name, state.uid, options, permanent=True))
             if queue.members and (queue.owner != state.uid or not queue.permanent):
                 continue
             for program in view.programs:
                 self._enter(exchange, queue, program.text, program, permanent=True)
-            queue.tell(exchange)
+            queue.on_bound(exchange)
         return exchange
 
     async def _remove_stale(self, group: Group) -> None:
@@ -323,21 +323,21 @@ class Exchanges:
 
     # ------------------------------------------------------------ queues
 
-    async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
+    async def join(self, user: User, name: bytes, options: QueueOptions, make: Callable[[Queue], Client]) -> Client:
         """Add a client to a queue, which is made if it is missing. Raises Refused, MqfsError."""
         _ = self.tree.root  # raises Standby
         async with self.changing(name):
             queue = self.queues.get(name)
             if queue is None:
                 check_name(VIEW + escape(name))
-                queue = self.queues[name] = Queue(name, user.uid, wish)
+                queue = self.queues[name] = Queue(name, user.uid, options)
             for exchange in self.bound(queue):
                 self.require(user, exchange, queue)
-            queue.admit(wish)
-            if wish.permanent is not None and wish.permanent != queue.permanent:
-                await self._change_permanence(user, queue, wish.permanent)
-            if not queue.wish.type:
-                queue.wish = attrs.evolve(queue.wish, type=wish.type)
+            queue.admit(options)
+            if options.permanent is not None and options.permanent != queue.permanent:
+                await self._change_permanence(user, queue, options.permanent)
+            if not queue.options.type:
+                queue.options = attrs.evolve(queue.options, type=options.type)
             member = make(queue)
             queue.members.append(member)
             self.queues[name] = queue  # it was dropped if its last exchange was removed meanwhile
@@ -416,7 +416,7 @@ class Exchanges:
             if first := not exchange.of(queue):
                 queue.require_same_permanence(user, exchange.consumer(queue))
                 lines.append(queue.line(exchange.consumer(queue)))
-                if queue.wish.type == "disk" and exchange.group.settings.sync == -1:
+                if queue.options.type == "disk" and exchange.group.settings.sync == -1:
                     lines.append(DISK_SYNC)
             since = exchange.group.log.end.next
             route = self._enter(exchange, queue, program.decode(errors="replace"), parse(text), permanent, since)
@@ -432,7 +432,7 @@ class Exchanges:
                     await self._remove(exchange, queue)
                     raise
                 queue.unbound.discard(exchange)
-                queue.tell(exchange)
+                queue.on_bound(exchange)
             return route
 
     def _enter(

@@ -191,13 +191,13 @@ def _most(exchange: Exchange, queues: Iterable[Queue]) -> int:
     settings = exchange.group.settings
     if settings.full == "drop-new" and (settings.depth.messages or settings.depth.size):
         return 1
-    blocking = (queue.wish.backlog for queue in queues if queue.wish.policy == "block" and queue.wish.backlog)
+    blocking = (queue.options.backlog for queue in queues if queue.options.policy == "block" and queue.options.backlog)
     return min((max(backlog // 2, 1) for backlog in blocking), default=limits.FQ_BATCH)
 
 
 def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
     """Return how many of `count` messages the queue will drop."""
     consumer = exchange.consumer(queue)
-    if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
+    if consumer is None or not queue.options.backlog or queue.options.policy == "block":
         return 0
-    return min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
+    return min(count, max(0, int(consumer.backlog.size()) + count - queue.options.backlog))

@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 @attrs.frozen
-class Wish:
+class QueueOptions:
     """Type and parameters of a queue, as in `mem:public,drop,backlog=100,permanent`. `permanent` None: not given."""
 
     type: str = ""  # "": not known, as the queue was made in an earlier run
@@ -43,25 +43,25 @@ class Wish:
     permanent: bool | None = None
 
 
-def parse_wish(kind: bytes) -> Wish:
+def parse_options(kind: bytes) -> QueueOptions:
     """Parse the type and parameters of a request. Raises Refused."""
     text = kind.decode(errors="replace")
     name, _, words = text.partition(":")
-    wish = Wish(name or "mem")
-    if wish.type not in ("mem", "disk"):
-        raise Refused(f"invalid queue type: {wish.type}")
+    options = QueueOptions(name or "mem")
+    if options.type not in ("mem", "disk"):
+        raise Refused(f"invalid queue type: {options.type}")
     for word in filter(None, words.split(",")):
         if word in ("private", "public"):
-            wish = attrs.evolve(wish, private=word == "private")
+            options = attrs.evolve(options, private=word == "private")
         elif word in ("drop", "block"):
-            wish = attrs.evolve(wish, policy=word)
+            options = attrs.evolve(options, policy=word)
         elif word in ("permanent", "transient"):
-            wish = attrs.evolve(wish, permanent=word == "permanent")
+            options = attrs.evolve(options, permanent=word == "permanent")
         elif word.startswith("backlog="):
-            wish = attrs.evolve(wish, backlog=_number(word.removeprefix("backlog=")))
+            options = attrs.evolve(options, backlog=_number(word.removeprefix("backlog=")))
         else:
             raise Refused(f"invalid queue param: {word}")
-    return wish
+    return options
 
 
 def _number(word: str) -> int:
@@ -80,7 +80,7 @@ class Queue:
 
     name: bytes
     owner: int
-    wish: Wish
+    options: QueueOptions
     permanent: bool = False
     members: list[Client] = attrs.Factory(list)
     exchanges: set[Exchange] = attrs.Factory(set)
@@ -96,17 +96,17 @@ class Queue:
     def view(self) -> str:
         return VIEW + self.consumer
 
-    def admit(self, wish: Wish) -> None:
+    def admit(self, options: QueueOptions) -> None:
         """Check that another client may join with these parameters. A different backlog is ignored. Raises Refused."""
-        if self.wish.private and self.members:
+        if self.options.private and self.members:
             raise Refused("requested queue is private and in use")
-        if self.wish.type and wish.type != self.wish.type:
-            raise Refused(f"requested type {wish.type}, queue is {self.wish.type}")
-        if wish.private != self.wish.private:
+        if self.options.type and options.type != self.options.type:
+            raise Refused(f"requested type {options.type}, queue is {self.options.type}")
+        if options.private != self.options.private:
             words = ("public", "private")
-            raise Refused(f"requested {words[wish.private]}, queue is {words[self.wish.private]}")
-        if wish.policy != self.wish.policy:
-            raise Refused(f"request {wish.policy}, queue is {self.wish.policy}")
+            raise Refused(f"requested {words[options.private]}, queue is {words[self.options.private]}")
+        if options.policy != self.options.policy:
+            raise Refused(f"request {options.policy}, queue is {self.options.policy}")
         if len(self.members) >= limits.FQ_QUEUE_CLIENTS:
             raise Refused(f"too many clients of the queue (expected at most {limits.FQ_QUEUE_CLIENTS})")
 
@@ -120,19 +120,19 @@ class Queue:
     def line(self, consumer: Any | None) -> str:
         """Return the line of `ctl` that makes or changes the queue's consumer. That of a transient queue is in memory
         only, unless it was permanent before."""
-        wish = self.wish
+        options = self.options
         memory = not self.permanent and (consumer is None or consumer.state.memory)
         words = ["consumer", quote(self.consumer), quote(self.view)]
-        words += ["transient"] * (not self.permanent) + ["private"] * wish.private + ["memory"] * memory
-        words += ["backlog", str(wish.backlog)] if wish.backlog else []
-        return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])
+        words += ["transient"] * (not self.permanent) + ["private"] * options.private + ["memory"] * memory
+        words += ["backlog", str(options.backlog)] if options.backlog else []
+        return " ".join([*words, "full", "block" if options.policy == "block" else "drop-new"])
 
     def release(self, exchange: Exchange) -> None:
         """Close the handle that holds the queue's consumer in an exchange."""
         if (close := self.holds.pop(exchange, None)) is not None:
             close()
 
-    def tell(self, exchange: Exchange) -> None:
+    def on_bound(self, exchange: Exchange) -> None:
         """Enter an exchange to which the queue is bound now, and notify its clients."""
         self.exchanges.add(exchange)
         for member in self.members:

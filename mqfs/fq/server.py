@@ -24,7 +24,7 @@ from mqfs.fq import codec
 from mqfs.fq.codec import COMMANDS, DATA, HOP_BYTES, HTTP, MAGIC_BYTES, NAME_BYTES, OLD_PEER, PEER, Malformed
 from mqfs.fq.connection import Client
 from mqfs.fq.exchanges import Exchanges
-from mqfs.fq.queues import Queue, Refused, parse_wish
+from mqfs.fq.queues import Queue, Refused, parse_options
 from mqfs.fq.users import Users
 from mqfs.fq.web import Web
 from mqfs.http.answers import Unauthorized
@@ -185,16 +185,16 @@ class FqServer:
         """Authenticate a client, and add it to its queue. Raises Refused, MqfsError."""
         ask = partial(self._users.user, peer, auth.user, auth.password)
         user = await await_step(answered(ask))
-        wish, name = parse_wish(auth.kind), auth.queue
+        options, name = parse_options(auth.kind), auth.queue
         if not name:
             name = secrets.token_hex(16).encode()
-            wish = attrs.evolve(wish, private=True, permanent=False)
+            options = attrs.evolve(options, private=True, permanent=False)
         fair_queue, port = self.web.fairness.of(peer.account), _port(channel.socket)
 
         def make(queue: Queue) -> Client:
             return Client(self.exchanges, peer, user, auth.user, queue, fair_queue, self.node, port)
 
-        client = await self.exchanges.join(user, name, wish, make)
+        client = await self.exchanges.join(user, name, options, make)
         if user.grant is not None:
             self._grants[client] = user.grant
             try:  # check again: `_end_tokens` missed a token that was revoked while the client waited to join

@@ -212,10 +212,10 @@ def _route(binding: Binding, exchange: Exchange) -> dict[str, Any]:
 def _queue(queue: Queue, bound: list[Exchange]) -> dict[str, Any]:
     consumers = [exchange.consumer(queue) for exchange in bound if not exchange.group.removed]
     return {
-        "private": queue.wish.private,
-        "type": queue.wish.type or "disk",
-        "policy": queue.wish.policy,
-        "backlog_limit": queue.wish.backlog,
+        "private": queue.options.private,
+        "type": queue.options.type or "disk",
+        "policy": queue.options.policy,
+        "backlog_limit": queue.options.backlog,
         "backlog": sum(_backlog(consumer) for consumer in consumers if consumer is not None),
         "dropped_to": queue.dropped_to,
         "refcnt": len(queue.members) + 1,
@@ -316,7 +316,7 @@ class Checkpoints:
             raise Refused(f"Cannot find registered queue '{queue_name.decode(errors='replace')}'")
         if not queue.permanent and not removes:
             raise Refused("Checkpoints on ephemeral queues not supported")
-        if queue.wish.type == "mem" and not removes:
+        if queue.options.type == "mem" and not removes:
             raise Refused("Checkpoints on memory queues not supported")
         found = [exchange for exchange in self._exchanges if exchange.consumer(queue) is not None]
         for exchange in found:

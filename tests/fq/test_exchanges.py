@@ -19,7 +19,7 @@ from mqfs.errors import BadStore, OverLimit
 from mqfs.fq.codec import Message
 from mqfs.fq.exchanges import SETTINGS, Binding, BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, origin
-from mqfs.fq.queues import Queue, Wish
+from mqfs.fq.queues import Queue, QueueOptions
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
 from mqfs.store.store import DiskStore
@@ -39,15 +39,15 @@ class Client:
         self.bound.append(exchange)
 
 
-MEM = Wish("mem", private=False)
+MEM = QueueOptions("mem", private=False)
 
 
-async def joined(wish: Wish = MEM, tree: Tree | None = None) -> tuple[Exchanges, Queue, Client]:
+async def joined(options: QueueOptions = MEM, tree: Tree | None = None) -> tuple[Exchanges, Queue, Client]:
     """A queue with a client."""
     client = Client()
     exchanges = Exchanges(tree or Queues().tree, "fq")
     await exchanges.start()
-    await exchanges.join(ROOT, b"q", wish, lambda _: client)
+    await exchanges.join(ROOT, b"q", options, lambda _: client)
     return exchanges, exchanges.queues[b"q"], client
 
 
@@ -65,10 +65,10 @@ def test_a_change_of_permanence_that_failed_is_made_when_it_is_asked_again(monke
             await real(it, user, group, *lines)
 
         monkeypatch.setattr(Exchanges, "command", refuse_second)
-        wish = Wish("mem", private=False, permanent=True)
+        options = QueueOptions("mem", private=False, permanent=True)
         with pytest.raises(OverLimit):
-            await exchanges.join(ROOT, b"q", wish, lambda _: client)
-        await exchanges.join(ROOT, b"q", wish, lambda _: client)
+            await exchanges.join(ROOT, b"q", options, lambda _: client)
+        await exchanges.join(ROOT, b"q", options, lambda _: client)
         consumers = [exchange.consumer(queue) for exchange in exchanges]
         assert [consumer.state.transient for consumer in consumers] == [False, False]
         assert (queue.permanent, queue.holds) == (True, {})

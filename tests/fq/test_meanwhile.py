@@ -23,7 +23,7 @@ from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, origin
-from mqfs.fq.queues import Queue, Refused, Wish, points
+from mqfs.fq.queues import Queue, QueueOptions, Refused, points
 from mqfs.fq.server import FqServer
 from mqfs.fq.web import Checkpoints
 from mqfs.model import Wait
@@ -99,7 +99,7 @@ def test_a_stream_that_goes_while_its_publisher_waits_takes_no_message_with_it(g
     routes = ["any", "any", "any", "any", "waits", "any", "next", "any"]
 
     async def run() -> None:
-        exchanges, queue, _ = await joined(Wish("mem", private=False, policy="block", backlog=4))
+        exchanges, queue, _ = await joined(QueueOptions("mem", private=False, policy="block", backlog=4))
         await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
         group, counts = exchanges.root.groups["a"], BrokerCounts()
         publisher = Publisher(exchanges, ROOT, counts, bytes(4), await_step)
@@ -174,7 +174,7 @@ def test_the_group_of_all_exchanges_that_another_just_makes_is_used(tmp_path: Pa
 
 async def checkpointed(tree: Tree) -> tuple[Exchanges, Queue, str]:
     """A queue of two exchanges whose changes wait for the disk, and a place in the first."""
-    exchanges, queue, _ = await joined(Wish("disk", private=False, permanent=True), tree)
+    exchanges, queue, _ = await joined(QueueOptions("disk", private=False, permanent=True), tree)
     for name in (b"a", b"b"):
         await exchanges.bind(ROOT, queue, name, b"prefix:", permanent=True)
         await exchanges.command(ROOT, exchanges.root.groups[name.decode()], "sync always")
@@ -231,7 +231,7 @@ def test_a_bind_that_takes_long_holds_up_no_other_queue(tmp_path: Path) -> None:
                 nursery.start_soon(exchanges.bind, ROOT, queue, b"a", b"prefix:x", False)
                 await wait_all_tasks_blocked()
                 with trio.fail_after(HANG_S):
-                    await exchanges.join(ROOT, b"other", queue.wish, lambda _: member)
+                    await exchanges.join(ROOT, b"other", queue.options, lambda _: member)
                 other = exchanges.queues[b"other"]
                 nursery.start_soon(exchanges.bind, ROOT, other, b"new", b"prefix:", False)
                 nursery.start_soon(exchanges.bind, ROOT, queue, b"new", b"prefix:", False)
@@ -251,7 +251,7 @@ def test_an_exchange_that_takes_long_to_make_holds_up_no_bind_to_another(tmp_pat
             await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
             names = [b"1", b"2"]
             for name in names:
-                await exchanges.join(ROOT, name, queue.wish, lambda _: member)
+                await exchanges.join(ROOT, name, queue.options, lambda _: member)
             async with trio.open_nursery() as nursery:
                 disk.hold()
                 for name in names:
