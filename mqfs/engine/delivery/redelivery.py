@@ -430,6 +430,7 @@ class Redelivery:
     def on_timer(self, now_ns: int) -> None:
         """Nack claims whose lease ran out, deliver messages whose delay is over, requeue returned claims, and retry the
         removal of a transient consumer."""
+        self._group.waiting.left = limits.PASSED_MESSAGES
         if self._returned or self._owner.removal_due:
             self._returned.resume(self._group.tree.closing)
             self._owner.on_handle_closed()

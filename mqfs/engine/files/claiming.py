@@ -176,6 +176,7 @@ class ClaimingHandle(OpenFile):
         self.guards.clear()
         self.consumer.reads.watch(self, None)
         self.consumer.opens -= 1
+        self.group.waiting.left = limits.PASSED_MESSAGES
         with ExitStack() as rest:  # an error of the disk leaves nothing open
             rest.callback(self.group.unblock)
             rest.callback(super()._end)

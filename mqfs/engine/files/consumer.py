@@ -193,6 +193,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         if not self.writes:
             self.require(reading=False)
+        self.group.waiting.left = limits.PASSED_MESSAGES
         try:
             if self.consumer.removed or self.group.removed:
                 raise errors.Stale(f"consumer {self.node.name!r}: removed")

@@ -439,6 +439,7 @@ class Plan:
             drafts = [*changes.drafts, *progress_of(lines.recorded if lines is not None else ())]
             group.log.change(*changes.rows, acks=self._steps, floors=losses.floors, drafts=drafts)
         group.commands.count += 1
+        group.waiting.left = limits.PASSED_MESSAGES
         carrying_out = group.portions.owe(losses.carry_out())
         respelled = settings.words != group.settings.words
         if settings != group.settings:

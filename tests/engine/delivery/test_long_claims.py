@@ -18,7 +18,7 @@ from mqfs.model import Wait
 from tests.support.calls import calls_once
 from tests.support.clock import SECOND, HastyClock
 from tests.support.hand import ANNA, ROOT
-from tests.support.queues import BIG, Queues, read, say
+from tests.support.queues import BIG, Queues, read, say, waits
 from tests.support.temp_store import damage
 
 NO = 12_000  # messages that a claim passes over
@@ -240,6 +240,38 @@ def test_the_first_to_wait_is_served_first() -> None:
     long.finish(steps[0])
     long.finish(steps[1])
     assert [step.result() for step in steps] == [b"yes 1", b"yes 2"]
+
+
+WAYS: dict[str, Callable[[Queues, Any], None]] = {
+    "ack": lambda q, holder: say(holder, "ack"),
+    "nack": lambda q, holder: say(holder, "nack 0s"),
+    "close": lambda q, holder: holder.close(),
+    "lease": lambda q, holder: q.pass_time(9),
+    "limit": lambda q, holder: q.ctl("limit w 9"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_to_wait_is_served_first_after_a_long_claim_of_another(way: str) -> None:
+    """Two wait until a claim ends, or a rule: the first has to pass over messages, the other did that before."""
+    q = Queues("replay all", "lease 9s")
+    for name in ("held", "other"):
+        q.stream(name)
+    for name in ("w", "v"):
+        q.consumer(name)
+    q.write("other", *[b"no"] * 300)
+    q.write("held", b"held")
+    holder, second = q.worker("w", "select held"), q.worker("w", "select s")
+    assert read(holder) == b"held"
+    assert waits(second)
+    q.ctl("limit w 1")
+    reads = [worker.read(BIG) for worker in (q.worker("w", "select s"), second)]
+    q.write("s", b"1", b"2")
+    assert read(q.worker("v", "select s")) == b"1", "a long claim"
+    WAYS[way](q, holder)
+    q.pass_time(1)
+    assert reads[0].settled
+    assert reads[0].result() == b"1"
 
 
 def test_each_that_looks_gets_another_one() -> None:
