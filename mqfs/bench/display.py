@@ -31,14 +31,16 @@ def run(plan: Plan) -> int:
     with Progress() as progress:
         progress("starting")
         results = measure(plan, progress)
-    if plan.json is not None:
-        _write_json(plan.json, results)
     if plan.json != "-":
         show(results, Console(highlight=False))
-    if plan.plot is not None:
-        draw(results, plan.plot)
     if not results.sound:
         print(f"mqfs: {failed_checks(results)}", file=sys.stderr)
+    for path, write in ((plan.json, write_json), (plan.plot, draw)):  # last: a disk may be full
+        if path is not None:
+            try:
+                write(results, path)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, "standard output" if path == "-" else path) from None
     return 0 if results.sound and not results.left else FAILED
 
 
@@ -55,7 +57,8 @@ def failed_checks(results: Results) -> str:
     return f"check failed: {', '.join([*failed, results.stalled] if results.stalled else failed)}"
 
 
-def _write_json(path: str, results: Results) -> None:
+def write_json(results: Results, path: str) -> None:
+    """Write the results to a file, or to standard output (-). Raises OSError."""
     text = json.dumps({"mqfs": mqfs.__version__, **results.as_dict()}, indent=1) + "\n"
     if path == "-":
         sys.stdout.write(text)
@@ -69,7 +72,7 @@ def _write_json(path: str, results: Results) -> None:
 
 def show(results: Results, console: Console) -> None:
     console.print(
-        describe(results.plan) + ("; ended by Ctrl-C" if results.interrupted else ""), markup=False, soft_wrap=True
+        describe(results.plan) + ("; ended early" if results.interrupted else ""), markup=False, soft_wrap=True
     )
     figures = results.as_dict()
     rates = Table("", "messages", "a second", "MB/s", "seconds", box=None)

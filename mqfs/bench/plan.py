@@ -85,7 +85,7 @@ def _numbers(plan: Plan) -> None:
         if value is not None and not least <= value <= most:
             raise BadConfig(f"--{name.replace('_', '-')} {value}: out of range (expected {least:,} to {most:,})")
     if plan.seconds is not None and not 0 < plan.seconds <= limits.BENCH_SECONDS:
-        raise BadConfig(f"--seconds {plan.seconds:g}: out of range (expected 0 to {limits.BENCH_SECONDS:,})")
+        raise BadConfig(f"--seconds {plan.seconds:g}: out of range (expected above 0, up to {limits.BENCH_SECONDS:,})")
     if plan.rate is not None and not 0 < plan.rate < float("inf"):
         raise BadConfig(f"--rate {plan.rate:g}: out of range (expected messages a second, more than 0)")
 

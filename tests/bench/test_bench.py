@@ -152,6 +152,17 @@ def test_a_table_and_a_file(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text())["published"]["messages"] == 100
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_costs_no_figures(tmp_path: Path, option: str) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    file = "full.json" if option == "--json" else "full.png"
+    (tmp_path / file).symlink_to("/dev/full")
+    done = mqfs("bench", "--messages", "10", "--round-trips", "0", option, file, cwd=tmp_path, **FORKED)
+    assert (done.returncode, done.stderr) == (1, f"mqfs: {file}: No space left on device\n")
+    assert "checked: none lost" in done.stdout
+
+
 def test_a_server_that_runs_is_left_as_it_was(tmp_path: Path) -> None:
     """Over 9P and through its mount; the groups of the bench are gone afterwards."""
     with short_folder() as folder:
@@ -296,8 +307,8 @@ WRONG = [
     (("--producers", "0"), "--producers 0: out of range (expected 1 to 256)"),
     (("--workers", "65"), "--workers 65: out of range (expected 0 to 64)"),
     (("--batch", "0"), "--batch 0: out of range (expected 1 to 4,096)"),
-    (("--seconds", "0"), "--seconds 0: out of range (expected 0 to 86,400)"),
-    (("--seconds", "nan"), "--seconds nan: out of range (expected 0 to 86,400)"),
+    (("--seconds", "0"), "--seconds 0: out of range (expected above 0, up to 86,400)"),
+    (("--seconds", "nan"), "--seconds nan: out of range (expected above 0, up to 86,400)"),
     (("--rate", "-1"), "--rate -1: out of range (expected messages a second, more than 0)"),
     (("--messages", "1", "--seconds", "1"), "--messages and --seconds: both given (expected one)"),
     (
