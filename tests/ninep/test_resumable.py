@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,3 +88,22 @@ def test_the_state_tells_what_poll_tells_and_takes_nothing(client: Client) -> No
         (slot,) = client.send([m.Tread(0, fid, len(b"job"), 4096)])
         reply = client.answer(slot)
         assert reply.data == b"more", "no end-of-file as for Linux v9fs, which reads until its buffer is full"
+
+
+@pytest.mark.parametrize(("file", "mode"), [("s", "r"), ("order", "r"), (".cursor", "r+"), (".consumers/w", "r+")])
+@pytest.mark.parametrize("flushed", [0, 1], ids=["the first", "a middle one"])
+def test_the_newest_wait_for_the_state_outlives_the_flush_of_an_older_one(
+    client: Client, file: str, mode: str, flushed: int
+) -> None:
+    name = group(client, f"waits-{file.rpartition('/')[2]}-{mode}-{flushed}", "replay all")
+    client.create(f"{name}/.consumers/w").close()
+    with client.open(f"{name}/{file}", mode) as opened:
+        *older, newest = client.send([m.Tread(0, opened.channel.fid, 1, 0) for _ in range(flushed + 2)])
+        client.flush(older[flushed])
+        assert client.wait(older[flushed], time.monotonic() + HANG_S) is None
+        write(client, f"{name}/s", b"job")
+        reply: Any = client.answer(newest, time.monotonic() + HANG_S)
+        assert STATE.unpack(reply.data)[2] & READABLE
+        for slot in older:
+            client.flush(slot)
+            assert client.wait(slot, time.monotonic() + HANG_S) is None

@@ -14,7 +14,7 @@ from mqfs import limits
 from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, NotFound, NotPermitted, OverLimit
-from mqfs.model import QTDIR, Grant, Step, User
+from mqfs.model import QTDIR, Grant, Step, User, Wait
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.messages import DMTMP, Dir, Entry
@@ -52,6 +52,7 @@ class Fid:
         "takes",
         "truncated",
         "user",
+        "watched",
         "writer",
         "xattr",
     )
@@ -75,6 +76,7 @@ class Fid:
         self.remove_at_close = False
         self.locked = False
         self.pending: set[int] = set()  # tags of its parked requests
+        self.watched: Wait[bytes] | None = None  # its last wait for the STATE: see resumable.py
 
     @property
     def open(self) -> bool:

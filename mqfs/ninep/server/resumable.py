@@ -16,6 +16,7 @@ import struct
 from typing import Any
 
 from mqfs.model import Step, Wait
+from mqfs.ninep.server.fids import Fid
 from mqfs.store.api import Handle
 
 MARK = ",mount"  # after the aname
@@ -74,11 +75,19 @@ def state(handle: Any, reads: bool, writes: bool) -> bytes:
     return STATE.pack(getattr(handle, "position", 0), size or 0, flags)
 
 
-def await_state(handle: Any, reads: bool, writes: bool) -> Step[bytes]:
-    """Wait until the file may have become readable or writable, then return its STATE.
+def await_state(fid: Fid) -> Step[bytes]:
+    """Wait until the file of a fid may have become readable or writable, then return its STATE.
 
-    A file has one such wait: a second one replaces it, and the first is then answered by its flush only.
+    A fid has one such wait: a second one replaces it, and the first is then answered by its flush only.
     """
-    wait: Wait[bytes] = Wait(lambda _: handle.watch(None) or True)
+    handle: Any = fid.handle
+    reads, writes = fid.reader is not None, fid.writer is not None
+
+    def stop(wait: Wait[bytes]) -> bool:
+        if fid.watched is wait:  # else the watch is that of the wait that replaced this one
+            handle.watch(None)
+        return True
+
+    fid.watched = wait = Wait[bytes](stop)
     handle.watch(lambda: None if wait.settled else wait.resolve(state(handle, reads, writes)))
     return wait

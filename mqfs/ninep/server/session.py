@@ -379,8 +379,11 @@ class Session:
             return
         fid = self.fids.find(number)
         if fid.handle is not None and count == 0 and self.negotiated.resumable:
-            find = resumable.await_state if offset else resumable.state
-            step: Any = find(fid.handle, fid.reader is not None, fid.writer is not None)
+            step: Any
+            if offset:
+                step = resumable.await_state(fid)
+            else:
+                step = resumable.state(fid.handle, fid.reader is not None, fid.writer is not None)
             self._answer(tag, later(step, lambda data: Rread(tag, data), fid=fid))
         elif fid.listing is not None and not self.negotiated.dialect.linux:
             self._answer(tag, self._read_directory(tag, fid, fid.listing, offset, count))
