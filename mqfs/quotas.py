@@ -58,7 +58,7 @@ class UserLimits:
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # the amount of all users
-        self.most = 0  # the highest `used` after a `change`; serving/accept.py resets it
+        self.most = 0  # the highest `used` after a `change`; `give_back` of serving/memory.py lowers it
         self.over: set[Hashable] = set()  # users found to have more than their share
         self._what, self._limit = what, limit
         self._taken: dict[Hashable, int] = {}

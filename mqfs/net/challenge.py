@@ -10,7 +10,8 @@ is detected:
     hmac-sha256 ID NONCE PROOF        ID: of the token; - of a text that is none
     hmac-sha256 PROOF
 
-All are hexadecimal digits. A relay between the two still reads and changes all that follows: TLS prevents that.
+Nonces and proofs are hexadecimal digits. A relay between the two can still read and change all that follows: TLS
+prevents that.
 """
 
 from __future__ import annotations

@@ -428,7 +428,8 @@ class OpenFile:
         return size
 
     def _publish(self, body: bytes, size: int, rest: bytes = b"", more: bytes = b"") -> Step[int]:
-        """Write one message, or lines, under an id. If `.put` refuses, write to the file's own fid without an id.
+        """Write one message, or lines, under an id. If `.put` refuses the first attempt, for the id or its keys, write
+        to the file's own fid without an id.
 
         `size`: the result, 0 for the last line of a closed file. `rest`: as of `_write_request`. `more`: keys of
         `.put`.

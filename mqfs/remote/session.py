@@ -258,9 +258,9 @@ class OneRequest(Wait[T]):
 
     @staticmethod
     def _cancel_request(call: OneRequest[Any]) -> bool:
-        """Cancel a request that waits for a connection at once, unless a lost server may have done it.
+        """Cancel a request that waits for a connection at once, unless it is short or a lost server may have done it.
 
-        Else its answer decides: that of a flushed request, of the next server, or of `_end_cancelled`.
+        Else its outcome decides: that after a flush, that of the next server, or that of `_end_cancelled`.
         """
         if not (call._is_short or call.is_unknown) and call._session.pending.pop(call, False) is None:
             call._let_go()
@@ -544,7 +544,8 @@ def _reopen(file: Any, link: Link, repeated: bool) -> Procedure[None]:
 
 
 def near(link: Link, root: int, names: list[str]) -> Procedure[tuple[int, list[str]]]:
-    """Return the fid at which the last request of a walk starts, and its names. Drop the fid if it is not the root."""
+    """Return the fid at which the last request of a walk starts, and its names. The caller has to drop that fid, unless
+    it is the root."""
     if len(names) <= limits.WALK_NAMES:
         return root, names
     fid, at = link.new_fid(), root

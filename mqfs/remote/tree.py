@@ -152,7 +152,8 @@ class RemoteLocks:
             for lock in own
             if lock.start < wanted.end and wanted.start < lock.end
         ]
-        wanted = wanted._replace(through=file, pid=own[0].pid if own else wanted.pid)  # the server's owner is both
+        # The server knows an owner by its client id and pid: all locks of one owner keep the first pid.
+        wanted = wanted._replace(through=file, pid=own[0].pid if own else wanted.pid)
         return LockRequest(self, file, key, wanted, before, wait)
 
     def release(self, file: OpenFile, key: Key, owner: Any, start: int = 0, end: int = END) -> Step[None]:

@@ -104,7 +104,7 @@ _HOST = re.compile(r"[^\s/?#@*]+")
 
 
 class Served(NamedTuple):
-    """A service at an address. `group`: of a dialect."""
+    """A service at an address. `group`: the one that a dialect serves; "": the service is no dialect."""
 
     protocol: str
     group: str = ""

@@ -34,7 +34,7 @@ class Fairness:
 
     def __init__(self) -> None:
         self.last: FairQueue | None = None
-        self.changed_at = -math.inf  # when the last request was first another user's
+        self.changed_at = -math.inf  # when a request last came from another user than the one before it
         self.asked_at, self.asked = -math.inf, 0  # time of the last request, and the number of requests
         self._asked_before = 0  # `asked` at the last piece of long work
         self._of: WeakValueDictionary[Hashable, FairQueue] = WeakValueDictionary()

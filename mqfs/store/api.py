@@ -263,7 +263,7 @@ class Bucket(Protocol):
 
 
 class RingPort(Protocol):
-    """A group's ring, as the engine sees it. While there is one, it appends to the group's bucket."""
+    """A group's ring, as the engine sees it. While a group has one, its bucket writes messages through the ring."""
 
     @property
     def floor(self) -> int:

@@ -449,7 +449,7 @@ class Log:
         self.data = read_file(disk, self.path)
         self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), NonMessageRecords()
-        self.listed: dict[int, Row | None] = {}  # positions in its index; rows of non-messages
+        self.listed: dict[int, Row | None] = {}  # the records in its index, by position; None: a message
         covered = self.covered = self._covered()
         end = covered if newest else len(self.data)
         self.found: RecoveryScan = self._scan(end, covered)

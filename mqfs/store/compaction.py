@@ -80,7 +80,8 @@ class SegmentRemoval:
         return bool(self._replaced) or self._syncing
 
     def remove(self, segments: list[Segment]) -> None:
-        """Remove the segments after a sync, except those that are in use then."""
+        """Remove the segments after a sync, except those with unsynced bytes. None is removed if a compaction has
+        chosen segments by then: a later trim tries again."""
         self._commit.sync(lambda error: None if error else self._remove_now(segments))
 
     def _remove_now(self, segments: list[Segment]) -> None:
@@ -313,7 +314,7 @@ def _result(run: list[Segment]) -> int:
 
 
 def _metadata_bytes(segment: Segment) -> int:
-    """Return about the bytes of the segment's records that are no messages."""
+    """Estimate the bytes of the segment's records that are no messages."""
     cache = segment.liveness
     if not cache.metadata_bytes:
         index = segment.load()

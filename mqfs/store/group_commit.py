@@ -57,7 +57,7 @@ class GroupCommit:
         self._folder_changed = 0  # `written` after the last change of the folder
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the requested sync is due
-        self._begun = self._covered = 0  # marks of the last sync that began, and of the last that ended
+        self._begun = self._covered = 0  # marks of the last sync that began, and of the last that succeeded
         self._lacking_since: float | None = None  # since when syncs have had no descriptor
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None

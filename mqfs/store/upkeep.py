@@ -147,7 +147,7 @@ class DiskUpkeep:
         self._closed = True
 
     def abandon(self) -> None:
-        """Close the log of a removed group, and answer waiting callers without an error."""
+        """Close the log of a removed group, and answer callers that wait for a sync without an error."""
         self.compaction.cancel()
         self._stop()
         self._commit.answer_all(None)

@@ -324,7 +324,7 @@ class Client:
         except BlockingIOError:
             pass
         if self.silence.look(self.socket, progress(self), self._sending.locked()):
-            with contextlib.suppress(MqfsError):  # the connection is lost, or has too many requests to ask
+            with contextlib.suppress(MqfsError):  # the connection is lost, or has no tag left for the question
                 self._send([stat_of_root(self.caller)])
                 self.silence.asked = True
 
@@ -347,7 +347,7 @@ class Client:
 
     def _receive_for_watched(self) -> None:
         """Receive, or follow the receiving thread, while requests are watched. End after IDLE_S without one."""
-        own = Slot(-1, None)  # wakes this thread when another one, which waited for a watched request, stops receiving
+        own = Slot(-1, None)  # to follow by: another thread may follow a watched request itself, to take it back
         with self._lock:
             while not self.lost:
                 if not self._watched:
@@ -389,7 +389,8 @@ class Client:
                     self._send([stat_of_root(self.caller)])
 
     def _cancel(self, slot: Slot | None) -> Fcall | None:
-        """Cancel after Ctrl-C as `give_up`, within INTERRUPT_S. None: the connection is dropped, its fids unknown."""
+        """Cancel a request after Ctrl-C as `give_up` does, within INTERRUPT_S; None: it has no reply. Without a request
+        drop the connection: Ctrl-C came between two requests, and the state of the fids is unknown."""
         with contextlib.suppress(Disconnected):
             if slot is not None:
                 return self.give_up(slot, INTERRUPT_S)

@@ -109,7 +109,7 @@ class Silence:
             if now - self._since >= SILENT_S:
                 self._quiet = Quiet(sock)
                 self._most_s = SILENT_S + (self.sent - self.taken) / limits.CLIENT_LINK_BYTES
-                self.asked = not is_ready(sock, select.POLLOUT, 0)  # else the waiting bytes are the question
+                self.asked = not is_ready(sock, select.POLLOUT, 0)  # no room: the bytes that wait are the question
                 return not self.asked
         elif self._quiet.seconds() >= self._most_s:
             raise ConnectionError(f"no answer in {now - self._since:.0f} s")
@@ -262,14 +262,15 @@ def _explained() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a connection was lost. It is never raised itself: EPIPE of a command means its standard output."""
+    """Return why a connection was lost, as a text. The OSError itself is not raised further: a command that gets EPIPE
+    takes it for the end of its standard output."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 class TlsSocket:
     """The calls of a connected socket that a client uses, through TLS. A failure of TLS is a ConnectionError.
 
-    The machine has a lock: one thread may receive while another sends.
+    A lock guards the machine of TLS: one thread may receive while another sends.
     """
 
     def __init__(self, sock: socket.socket, host: str) -> None:

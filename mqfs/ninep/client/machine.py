@@ -62,7 +62,7 @@ class Channel:
     fid: int
     qid: Qid
     msize: int  # as agreed with the server
-    unix: bool  # the dialect is 9P2000.u
+    unix: bool  # the dialect is 9P2000.u or 9P2000.L
     offset: int = 0
     kept: bytes | None = None  # data of a read that was answered in spite of its flush
     short: bool = False  # the last read returned less than its count

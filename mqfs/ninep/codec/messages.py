@@ -223,7 +223,7 @@ class Rwstat(NamedTuple):
 
 
 AT_REMOVEDIR = 0x200  # a flag of Tunlinkat
-GETATTR_BASIC = 0x7FF  # all attributes that Tgetattr can ask for
+GETATTR_BASIC = 0x7FF  # the attributes of stat(2); not btime, gen and data_version
 SET_MODE, SET_UID, SET_GID = 1, 2, 4  # bits of Tsetattr's `valid`
 READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2  # types of Tlock and Tgetlock
 

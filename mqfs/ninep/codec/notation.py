@@ -7,10 +7,10 @@
 Printing and parsing are inverse. A message is its name, then the name and value of each field.
 
 Numbers are decimal, modes octal with a leading 0. All bits set is `~` (NOTAG for a tag, NOFID for a fid). A qid is
-path.version.type, the type a letter (d directory, a append-only, f file) or a number. A text is bare; if it is empty or
-has blanks, quotes or brackets, it is a JSON string. Data that is printable UTF-8 is a JSON string, other data 0x and
-hexadecimal. Lists are in brackets, the fields of a stat or an entry in braces. A field that is not part of every
-dialect is left out if it has its default value.
+path.version.type, the type a letter (d directory, a append-only, f file) or a number. A text of letters, digits and the
+signs of `_BARE` is bare; any other text, also an empty one, is a JSON string. Data that is printable UTF-8 is a JSON
+string, other data 0x and hexadecimal. Lists are in brackets, the fields of a stat or an entry in braces. A field that
+is not part of every dialect is left out if it has its default value.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class Server(Acceptor):
                 connection.lost()
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
-        """Serve an accepted connection, which has to attach in time. After wrong tokens delay its end."""
+        """Serve an accepted connection, which has to attach in time. After wrong tokens its place is released only
+        limits.TOKEN_DELAY_S seconds after its socket was closed."""
         descriptor = sock.fileno()
         connection = Connection(self, peer, descriptor, descriptor, tls or os)
         self._strangers[connection] = trio.current_time() + limits.HANDSHAKE_S

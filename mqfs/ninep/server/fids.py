@@ -27,7 +27,7 @@ STICKY = 0o1000  # DMTMP in other dialects
 
 log = logging.getLogger("mqfs.ninep")
 
-NOWHERE = -1  # Fid.rest: a read at no offset is answered with 0 bytes
+NOWHERE = -1  # of Fid.rest: no read is to be answered with 0 bytes, at whatever offset
 DT_DIR, DT_REG = 4, 8
 ALL_ONES = 0xFFFF_FFFF
 

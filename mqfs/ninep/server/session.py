@@ -139,7 +139,8 @@ class Session:
 
     @property
     def is_mute(self) -> bool:
-        """Whether to drop replies: a mount repeats its requests elsewhere, and would take this end for its file's."""
+        """Whether to drop replies as the server stops: a mount repeats its requests at the next server, and would take
+        the end-of-file of a closed tree for that of its file."""
         return self.negotiated.resumable and self.tree.closing
 
     @property
@@ -417,7 +418,7 @@ class Session:
         self._parked.park(tag, Later(wait, then, fid))
 
     def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
-        """Answer the next read of Linux v9fs at once, and do not park it: v9fs repeats a read until its buffer is full.
+        """Have the next read of Linux v9fs answered at once, not parked: v9fs repeats a read until its buffer is full.
 
         It repeats a read after a short reply, and after a full one whose count it clipped to msize - 24: that may have
         been a whole message, or a part of one with more to read. A full reply to a smaller count filled its caller's
@@ -460,7 +461,8 @@ class Session:
             self._replies.refuse(tag, error)
 
     def _prove(self, tag: int, number: int, token: bytes) -> None:
-        """Check a token. A wrong one is answered after a delay. Several, or one during it, end the connection."""
+        """Check a token. A wrong one is answered after a delay. Several, or another during the delay, end the
+        connection."""
         if self.wrong_tokens and self._parked.by_tag:
             raise BadTokens("token: sent before the last one was answered")
         step = self.answered(partial(self._check_token, self.fids.proofs[number], token))

@@ -422,8 +422,8 @@ def why_ended(now: Settings, settings: Settings, bounds: Iterable[str]) -> str:
 
 
 def why_not(settings: Settings, bounds: Iterable[str]) -> str:
-    """Return why a group with these settings has no ring, or "": with such settings each write must be checked before
-    it is appended. `bounds`: the policy of each consumer with a backlog; "": the group's."""
+    """Return why a group with these settings has no ring: each write must be checked before it is appended. "": it may
+    have one. `bounds`: the policy of each consumer with a backlog; "": the group's."""
     if settings.ring == "off":
         return "rings: not with 'ring off' (expected 'ring owner' or 'ring all')"
     if settings.sender:

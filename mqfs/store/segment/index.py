@@ -519,7 +519,7 @@ class IndexFile:
         self.parts, self.checked = [_head_of(data, 0)], False
 
     def save(self, data: bytes, *, sync: bool = False) -> None:
-        """Replace the file; with `sync`, the new one is on disk before. Raises OSError."""
+        """Replace the file by a rename; with `sync`, the new file is on disk before that. Raises OSError."""
         replace_file(self._disk, self.path, self._staged, data, sync=sync)
         self.checked = True
 

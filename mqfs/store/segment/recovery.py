@@ -35,7 +35,7 @@ from mqfs.store.sequences import RESERVE
 _SHORTEST_CHANGE = 23  # bytes: {"do":"ctl","lines":[]}
 _CHANGE = b'{"do"'
 _RESERVE_BYTES = 72  # bytes of a reserve record, at most
-_SECTOR_BYTES = 512  # a disk writes at least as many bytes whole or not at all
+_SECTOR_BYTES = 512  # a disk writes at least such a piece whole or not at all
 
 
 @attrs.define
