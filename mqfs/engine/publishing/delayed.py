@@ -155,6 +155,9 @@ class DelayedMessages:
         self._counts[stream] += 1
 
     def _add(self, sequence: int, due_ns: int) -> None:
+        if len(self._due) > 2 * len(self._streams) + _SPARE:  # most messages were dropped before they were due
+            self._due = [row for row in self._due if row[1] in self._streams]
+            heapq.heapify(self._due)
         heapq.heappush(self._due, (due_ns, sequence))
         self._alarm.at(due_ns)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqfs import limits
+from mqfs.engine.publishing import delayed
 from mqfs.errors import OverLimit, StreamFull, TooLong
 from mqfs.model import Wait
 from tests.engine.tree.test_quotas import Limited
@@ -247,6 +249,18 @@ def test_dropped_messages_do_not_count_as_waiting_for_room(monkeypatch: pytest.M
     q.ctl("depth 100")
     q.pass_time(3)
     assert bodies(q) == ["full", "due 0" if dropped.start else "due 9"]
+
+
+def test_dropped_messages_that_are_not_due_keep_no_memory(tmp_path: Path) -> None:
+    q, begun = Queues("replay all", path=tmp_path / "store"), tracemalloc.is_tracing()
+    tracemalloc.start()
+    for _ in range(30):
+        put = [q.put(b"x", delay="30d") for _ in range(100)]
+        q.ctl(f"drop s {' '.join(map(str, put))}")
+    traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, delayed.__file__)]).traces
+    if not begun:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in traces) < 3_000 * 20
 
 
 def test_one_user_has_half_of_the_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
