@@ -44,7 +44,7 @@ class Entry:
 @attrs.frozen
 class Reading:
     """One reading of the file. `number`: of the reading, in the order in which they began. `signature`: of the file,
-    taken before. `unknown`: a text for each line of an unknown user. `is_news`: differs from the reading before."""
+    taken before. `unknown`: a text for each line of an unknown user. `is_news`: to be logged, see `Tokens.read`."""
 
     number: int
     signature: tuple[int, ...]
@@ -71,7 +71,7 @@ class Tokens:
         self.path, self._audit, self.required = path, audit, required
         self.on_ended: list[Callable[[Set[Grant]], None]] = []
         self._entries: list[Entry] = []  # not expired
-        self._seen: set[str] = set()  # IDs
+        self._seen: set[str] = set()  # IDs of tokens whose first use was audited
         self._numbers = itertools.count()
         self._said: tuple[tuple[int, ...], list[str]] = self._sign(), []  # the last reading logged: signature, faults
         self._reading = Reading(next(self._numbers), self._said[0], read_entries(path), [], is_news=False)
@@ -125,7 +125,7 @@ class Tokens:
 
     def read(self, *, asked: bool = True) -> Reading | None:
         """Read the tokens of the file, for `replace`; None if it is invalid. On any thread, as users are looked up.
-        `asked`: log all faults; else only those that the reading before did not have."""
+        `asked`: log the faults; else only if the file or its faults differ from those of the reading before."""
         number, signature, entries = next(self._numbers), self._sign(), None
         wrong: list[str] = []
         try:
@@ -158,7 +158,7 @@ class Tokens:
         return entries
 
     def replace(self, reading: Reading | None) -> None:
-        """Put the tokens in force that `read` returned, unless a later reading is."""
+        """Put the tokens in force that `read` returned, unless those of a later reading are."""
         if reading is None or reading.number < self._reading.number:
             return
         self._reading = reading

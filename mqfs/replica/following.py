@@ -107,7 +107,7 @@ class Follower:
             raise Diverged(str(error)) from None
 
     def note(self) -> None:
-        """Write the state: all that was applied is synced."""
+        """Write the state. All that was applied must be synced before."""
         state.write(self.path, self.state)
         self._noted = time.monotonic()
 

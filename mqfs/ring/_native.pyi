@@ -76,7 +76,7 @@ class Ring:
     def commit(self, sequence: int, /) -> None:
         """Record that all messages up to a sequence are as durable as their group requires."""
     def grant(self, sequence: int, /) -> None:
-        """Permit the sequences below `sequence`; publishers wait for higher ones. At first all are permitted."""
+        """Permit the sequences below `sequence`; publishers wait for all others. At first all are permitted."""
     def retire(self, timeout: Timeout = None, /) -> bool:
         """End publishing. Return True if no publisher holds the lock any more, False if one still does at the timeout.
         Late publishers, and readers at the tail, wait until `end` is called."""

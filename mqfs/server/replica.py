@@ -75,7 +75,7 @@ class Replica:
         self.log: ReplicatedLog | None = None
         self.replicator: Replicator | None = None
         self.heard: Heard | None = None  # what the standby, if this was one, heard of the former primary
-        self.fenced = trio.Event()  # nothing is copied any more
+        self.fenced = trio.Event()  # set when nothing is copied any more: the server has to stop
         self._is_handing_over = False
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None

@@ -70,7 +70,8 @@ class Notices:
             self.tick(text)
 
     def tick(self, status: str, job: int | None = None) -> None:
-        """Send status and sign of life if due, about once a second. `job`: the committer's present one; None: idle."""
+        """Send status and sign of life if due; called about once a second. `job`: number of the committer's present
+        job; None: it is idle."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")

@@ -106,7 +106,8 @@ class LogMetrics(Protocol):
         ...
 
     def stretch_end(self, sequence: int) -> int:
-        """Return where the segment that holds `sequence` ends: room is given back by whole segments."""
+        """Return where the stretch with `sequence` ends: that of its sealed segment, as room is given back by whole
+        segments, or a portion of the segment that is appended to."""
         ...
 
     def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
@@ -119,7 +120,7 @@ class LogWriter(Protocol):
     """Appending. All calls raise DiskFull, DiskFailed and ReadOnly, and append nothing then. A call waits for a sync
     only where it needs sequences whose reservation is not on disk yet."""
 
-    state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+    state: Callable[[], bytes]  # set by the engine: returns the body of a STATE record of the present state
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         """Append one record and return the sequence it carries."""

@@ -55,7 +55,7 @@ log = logging.getLogger("mqfs.store")
 _LOOKS = 4  # segments whose index one trim may load
 _PORTION = 256  # records copied between two readings of the clock
 _LOOKED = 4_096  # messages counted between two readings of the clock
-_REMEMBERED = 64  # streams that are remembered of a dense segment, until a watermark passes them
+_REMEMBERED = 64  # streams: a dense segment of more is measured again by each compaction
 _BUFFER = 256 << 10
 _RUN = 64  # segments that one replaces: they are removed one by one, each with a sync
 

@@ -327,7 +327,7 @@ def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
 
 # Splits: where a long run of messages may be divided among bulk readers.
 
-PORTIONS = 16  # a stretch of the open segment is this part of the rest of the log
+PORTIONS = 16  # a stretch in the open segment is a sixteenth of the log from its sequence on
 
 
 def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequence[int]:

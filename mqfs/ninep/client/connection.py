@@ -37,7 +37,7 @@ from mqfs.ninep.codec.wire import Dialect
 
 T = TypeVar("T")
 RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: long requests over a slow link then show in `progress`
-IDLE_S = 5.0  # that the receiver of async programs stays without a request
+IDLE_S = 5.0  # for which the receiving thread of async programs stays without a request
 ATTACH_S = 2.0 * limits.CLIENT_SILENT_S  # to attach at one of several addresses: meanwhile another may begin to serve
 FLUSH_S = 10.0  # without any byte: a server that has not answered a Tflush by then has stopped
 INTERRUPT_S = 2.0  # that Ctrl-C waits for the answer to a Tflush

@@ -32,7 +32,7 @@ ATTACH_S = 10.0  # from a connection to its attach request
 
 
 def listen(address: UnixAddress, *, mode: int = 0o666) -> Listener:
-    """Listen beside a 9P socket, now, or BadAddress."""
+    """Listen beside a 9P socket. Raises BadAddress."""
     return accept.listen(UnixAddress(address.path + protocol.SUFFIX), kind=socket.SOCK_SEQPACKET, mode=mode)
 
 

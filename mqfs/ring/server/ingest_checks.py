@@ -127,7 +127,7 @@ class IngestChecks:
 
 
 def is_plausible(time_ns: int) -> bool:
-    """Whether a record may have that time."""
+    """Whether a record may have that time: it is not too far ahead of the wall clock."""
     return time_ns <= time.time_ns() + _AHEAD_NS
 
 

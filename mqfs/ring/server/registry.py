@@ -1,7 +1,7 @@
 """The registry of rings: which groups have one, and which clients are attached to it.
 
 It makes, retires and abandons rings, permits attachments, and resumes the rings of a server that was killed. It runs on
-the engine's thread. Records are taken from a ring in ring_log.py; clients connect in attach_socket.py.
+the engine's thread. intake.py copies records from a ring into the log; clients connect in attach_socket.py.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class RingLog:
             self._finish()
 
     def _retire_corrupt(self) -> None:
-        """Retire a ring in which a finding was reported."""
+        """Retire the ring if something was found in it that no client may write."""
         if self.corrupt:
             self.retire(f"corrupt data: {self.corrupt}")
 
