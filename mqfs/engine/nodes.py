@@ -47,7 +47,7 @@ _KEPT_BIT = 1 << 31  # set in the number of `.kept/STREAM`: stream numbers are b
 _TAKE_BITS = 3 << 30  # set in the number of `.consumers/.STREAM`: stream numbers are below 2**30
 
 
-class Own(Numbered):
+class PermanentNode(Numbered):
     """A file that exists as long as its group. Two with the same number in a group are equal."""
 
     __slots__ = ()
@@ -90,7 +90,7 @@ class OfStream:
         return self.stream.removed
 
 
-class Meta(Own):
+class Meta(PermanentNode):
     """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
 
     __slots__ = ("default_mode", "group", "name", "number")
@@ -106,7 +106,7 @@ class Meta(Own):
         return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
 
 
-class Folder(Own):
+class Folder(PermanentNode):
     """`.consumers`, `.kept` or `.txn`: a permanent directory. Owner and mode are the group's."""
 
     __slots__ = ("group", "name", "number")
