@@ -75,7 +75,8 @@ class Retention:
         self.tail = 0  # under `replay key`: the highest `KeptRange.tail` of all streams
 
     def low_watermark(self, stream: Stream) -> int:
-        """Return the lowest sequence of the stream that a present reader, a consumer or a ring still needs."""
+        """Return the lowest sequence of the stream that a present reader, a consumer or a ring still needs; the end of
+        the log if none does."""
         return min([self._log.end.next, *(interest(stream) for interest in self.interests)])
 
     def retention_changed(self, change: Change | None = None) -> None:
@@ -152,8 +153,8 @@ class Retention:
 
     @property
     def _looks_again(self) -> bool:
-        """Whether dropped messages have to be looked up in this trim or a later one. With a copy they may stay in it
-        for good."""
+        """Whether dropped messages have to be looked up in this trim or a later one. With a copy of the log they are
+        not, as the copy keeps them."""
         return self._unlooked > 0 and (self._log.upkeep.is_final or self._log.upkeep.lag is None)
 
     def is_expired(self, record: Record) -> bool:
@@ -272,8 +273,8 @@ class Retention:
         return True
 
     def _make_room(self, room: int) -> bool:
-        """Trim a log that reached its bound, and with `full drop-old` evict its oldest segment. Whether there is
-        room."""
+        """Trim a log that reached its bound, and with `full drop-old` evict its oldest segment. Whether messages may be
+        appended: with `drop-old` always, as the room is free once the eviction is on disk."""
         full = self._log.settings.full
         if full == "block":
             self._trim_again()
