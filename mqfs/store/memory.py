@@ -121,7 +121,7 @@ class MemoryLog:
         return sum(self._keep(n, [s for s in self.streams[n].sequences if s not in dropped]) for n in streams)
 
     def _keep(self, stream: int, left: Sequence[int]) -> int:
-        """Remove the other messages of a stream; return their number."""
+        """Remove the messages of a stream that are not in `left`; return their number."""
         gone = set(self.streams[stream].sequences).difference(left)
         self.streams[stream] = Posting([self.records[s] for s in left])
         return self._forget(sorted(gone))
@@ -259,7 +259,7 @@ _NOTHING = Posting()
 
 
 def _range(sequences: Sequence[int], first: int, end: int | None) -> tuple[int, int]:
-    """Return where the sequences from `first` on and below `end` (None: all) lie."""
+    """Return the indexes [at, to) of the sequences from `first` on and below `end` (None: to the end)."""
     at = bisect_left(sequences, first)
     return at, len(sequences) if end is None else bisect_left(sequences, end, at)
 

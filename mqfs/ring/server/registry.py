@@ -97,7 +97,8 @@ class RingRegistry:
         return held
 
     def _abandon(self, number: int, generation: int, fd: int, error: Exception) -> None:
-        """Abandon a ring that cannot be resumed: its bytes are copied to quarantine, and the keeper drops it."""
+        """Abandon a ring that cannot be resumed: copy its bytes to quarantine, and have the keeper drop it, so that no
+        later start meets it again."""
         log.error("ring of group %d abandoned: %s: %s", number, type(error).__name__, error)
         try:
             self._store.open(number).ranges.quarantine(_untaken(fd), "a ring that could not be resumed")
