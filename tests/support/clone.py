@@ -30,10 +30,12 @@ def installed(clone: Path) -> Path:
     bin_ = clone / ".venv" / "bin"
     bin_.mkdir(parents=True)
     scripts = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["scripts"]
-    modules = {name: at.partition(":")[0].removesuffix(".main").removesuffix(".cli") for name, at in scripts.items()}
-    for name, words in [("python", ""), *((name, f" -m {module}") for name, module in modules.items())]:
+    words = {"python": ""}
+    for name, (module, _, main) in ((name, at.partition(":")) for name, at in scripts.items()):
+        words[name] = f"-c \"import sys; sys.argv[0] = '{name}'; from {module} import {main}; sys.exit({main}())\""
+    for name in words:
         shim = bin_ / name
-        shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}"{words} "$@"\n')
+        shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}" {words[name]} "$@"\n')
         shim.chmod(0o755)
     setup = (clone / "script" / "setup").read_text()
     # Else it would install into our own environment.
