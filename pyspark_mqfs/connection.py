@@ -9,6 +9,7 @@ for room (`full block`). But a connection is closed if the server answers nothin
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from mqfs.ninep.client.connection import Client, progress
 from pyspark_mqfs.options import OptionError, Options, invalid
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 RETRY_S = 60.0  # longer than a restart of the server takes
 ANSWER_S = 3.0  # for a stat: enough for a loaded machine, and longer than the reply to a wrong token takes
@@ -111,6 +113,8 @@ class Link:
                 self.close()
                 if time.monotonic() + pause > deadline:
                     raise self.timeout_error(error) from None
+                if pause == FIRST_PAUSE_S:
+                    log.warning("option address: %s; trying again for %g s", error, self.server.retry_s)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -66,6 +66,14 @@ def test_a_task_gives_up(full: Scene) -> None:
     full.start()
 
 
+def test_that_a_server_is_waited_for_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At once: a mistyped address is waited for, too, for a minute if nothing else is said."""
+    link = Server(f"unix!{tmp_path}/absent", retry_s=0.5).link()
+    with pytest.raises(OptionError, match=r"no answer from .* for 0.5 s"):
+        link.with_retry(lambda client: None)
+    assert caplog.messages == [f"option address: unix!{tmp_path}/absent: no such socket; trying again for 0.5 s"]
+
+
 def test_what_goes_while_it_is_read(full: Scene) -> None:
     for strict in (False, True):
         task, piece = planned(full, strict=strict)
