@@ -66,8 +66,8 @@ def test_a_task_gives_up(full: Scene) -> None:
     full.start()
 
 
-def test_that_a_server_is_waited_for_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At once: a mistyped address is waited for, too, for a minute if nothing else is said."""
+def test_one_warning_that_a_server_is_awaited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning comes at once: the address may be mistyped, and the default of retrySeconds is a minute."""
     link = Server(f"unix!{tmp_path}/absent", retry_s=0.5).link()
     with pytest.raises(OptionError, match=r"no answer from .* for 0.5 s"):
         link.with_retry(lambda client: None)
