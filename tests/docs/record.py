@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.text import Text
 
-from tests.docs.scene import commands
 from tests.support import ROOT
+from tests.support.clone import commands
 from tests.support.server import Server
 from tests.support.shell import shell
 

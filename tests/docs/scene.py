@@ -6,15 +6,12 @@ Absolute paths of an example are taken to be below that folder: nothing outside 
 from __future__ import annotations
 
 import re
-import shlex
-import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.docs.pages import Block, examples
-from tests.support import ROOT
+from tests.support.clone import commands
 from tests.support.eventually import eventually
 from tests.support.server import Server, mounted, unmount
 from tests.support.shell import Shell, shell
@@ -89,18 +86,6 @@ class Scene:
     def defer(self, undo: Callable[[], None]) -> None:
         """To be done at the end, while the server still runs."""
         self._cleanup.callback(undo)
-
-
-def commands(folder: Path) -> Path:
-    """The commands of the project, as an installation puts them into PATH."""
-    folder.mkdir()
-    for name, entry in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():
-        module, function = entry.split(":")
-        run = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; sys.exit({function}())"
-        words = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -c {shlex.quote(run)}"
-        (folder / name).write_text(f'#!/bin/sh\n{words} "$@"\n')
-        (folder / name).chmod(0o755)
-    return folder
 
 
 @contextmanager

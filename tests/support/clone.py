@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,18 +26,28 @@ def clone(to: Path) -> Path:
     return to
 
 
+def commands(folder: Path, project: Path = ROOT) -> Path:
+    """The commands of the project, as an installation puts them into PATH."""
+    folder.mkdir(parents=True)
+    scripts = tomllib.loads((project / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, entry in scripts.items():
+        module, function = entry.split(":")
+        run = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; sys.exit({function}())"
+        _write(folder / name, project, "-c", run)
+    return folder
+
+
+def _write(path: Path, project: Path, *words: str) -> None:
+    """A program that runs Python with the project's modules."""
+    run = shlex.join([sys.executable, *words])
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(project))} exec {run} "$@"\n')
+    path.chmod(0o755)
+
+
 def installed(clone: Path) -> Path:
     """What script/setup would make of it, but with this Python's packages: nothing is fetched."""
-    bin_ = clone / ".venv" / "bin"
-    bin_.mkdir(parents=True)
-    scripts = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["scripts"]
-    words = {"python": ""}
-    for name, (module, _, main) in ((name, at.partition(":")) for name, at in scripts.items()):
-        words[name] = f"-c \"import sys; sys.argv[0] = '{name}'; from {module} import {main}; sys.exit({main}())\""
-    for name in words:
-        shim = bin_ / name
-        shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}" {words[name]} "$@"\n')
-        shim.chmod(0o755)
+    commands(clone / ".venv" / "bin", clone)
+    _write(clone / ".venv" / "bin" / "python", clone)
     setup = (clone / "script" / "setup").read_text()
     # Else it would install into our own environment.
     wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]
