@@ -1,10 +1,10 @@
 #!/bin/sh
-# A chat room: a group is the room, each person writes a stream, everybody sees one order.
+# A chat room: the room is a group, each person writes to a stream, and all see the messages in the same order.
 #
 #   examples/chat.sh [ROOM [NAME]]        ROOM: ./mq/room   NAME: your login name
 #
-# Try it in two terminals, as two names. What was said before (the newest 1000 lines of each person) comes first.
-# Ends with Ctrl-D or Ctrl-C.
+# Try it in two terminals, with two names. The newest 1000 earlier lines of each person are shown first.
+# Ctrl-D or Ctrl-C ends it.
 set -eu
 
 room=${1:-./mq/room}
@@ -14,9 +14,9 @@ name=${2:-$(id -un)}
 if mkdir "$room" 2>/dev/null; then
     printf 'replay all\ndepth 1000\n' >"$room/ctl"
 fi
-: >>"$room/$name"                       # creates the stream where it is new; an empty write is no message
+: >>"$room/$name"                       # makes the stream if it does not exist; an empty write is not a message
 
-mq-cat -t "$room" &                     # everybody's messages, those to come too
+mq-cat -t "$room" &                     # the messages of all, also future ones
 reader=$!
 trap 'kill $reader 2>/dev/null || :' EXIT
 trap 'exit 130' INT

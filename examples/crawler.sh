@@ -1,14 +1,15 @@
 #!/bin/sh
-# A crawler that is polite: it fetches at most two pages a second, each once, and what it finds is its own work.
+# A polite crawler: it fetches at most two pages a second, each once, and the links that it finds are its next jobs.
 #
 #   examples/crawler.sh [GROUP] URL       GROUP: ./mq/crawl
 #
 # Pages are written to the stream `pages`; `mq-cat mq/crawl pages` shows them. A link is a message of the stream `links`
-# whose id is the link: within a day the server accepts the same one again and forgets it. $FETCH prints a page: curl -fsS.
-# $RATE: 2/s. Only links into URL's directory and below are followed. Killed and started again, it goes on where it was. Ends with Ctrl-C.
+# whose id is the link, so the server ignores repeats of it for a day. $FETCH is the command that prints a page, by
+# default curl -fsS; $RATE is the rate of fetches, by default 2/s. Only links into URL's directory and below are
+# followed. After a kill start the crawler again: it continues where it was. Ctrl-C ends it.
 set -eu
 
-if [ "${MQ_SEQUENCE-}" ]; then # called by mq-work, for one link
+if [ "${MQ_SEQUENCE-}" ]; then # mq-work runs this script for each link
     url=$1
     page=$(${FETCH:-curl -fsS} "$url") || exit 75 # try again later
     printf '%s\n%s\n' "$url" "$page" | mq put "$MQ_GROUP/pages"

@@ -4,10 +4,10 @@
 #   mqfs serve --store store --http 127.0.0.1:8080 --tcp-user "$USER"
 #   ./curl-worker.sh http://127.0.0.1:8080/jobs
 #
-# A job that fails comes again after the back-off; here, at its third failure, it becomes a dead letter.
+# A failed job is redelivered after the back-off; here, at its third failure, it becomes a dead letter.
 set -eu
 jobs=${1:?the URL of a group}
-ask() { curl --fail-with-body -sS "$@"; } # where it is refused, the server says why
+ask() { curl --fail-with-body -sS "$@"; } # if a request is refused, the answer has the reason
 
 ask -X PUT "$jobs/"
 ask -d 'retries 3
@@ -24,7 +24,7 @@ send() {
   case $to in *@) return 1 ;; *) printf 'sent to %s\n' "$to" ;; esac
 }
 
-# One claim is one line of JSON. A body that is not UTF-8 is `body_base64`. It ends when nothing came for 2 s.
+# One claim is one line of JSON. A body that is not UTF-8 is `body_base64`. The worker ends after 2 s without a job.
 while job=$(ask -X POST "$jobs/.consumers/mailer/claim?wait=2s&lease=1m") && [ -n "$job" ]; do
   token=$(printf %s "$job" | jq -r .token)
   if printf %s "$job" | jq -r '.body_base64 // (.body | @base64)' | base64 -d | send; then verb=ack; else verb=nack; fi

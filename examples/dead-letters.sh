@@ -1,10 +1,10 @@
 #!/bin/sh
-# Dead letters and redrive: what fails too often is put aside, holds up nothing, and comes back when the reason is gone.
+# Dead letters and redrive: a message that fails too often is set aside, and returns when the cause has been removed.
 #
 #   examples/dead-letters.sh [GROUP]      GROUP: ./mq/orders
 #
-# The worker counts pieces. One order is nonsense: it is tried three times, with a pause in between, while the others are
-# done; then it is a message of the stream `dead`, with its history in its headers.
+# The worker counts pieces. One order is invalid: it is delivered three times, with a pause before each retry, while the
+# other orders are done. Then it is a message of the stream `dead`, with its history in its headers.
 set -eu
 
 group=${1:-./mq/orders}

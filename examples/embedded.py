@@ -3,8 +3,8 @@
 
     examples/embedded.py STORE TEXT...      e.g. examples/embedded.py ./notes.store 'buy milk'
 
-Each TEXT is added to a to-do list that is done one a run; without TEXT it is only worked on. An undone one stays in
-STORE, which `mqfs serve --store STORE` can serve at any other time. Shows `mqfs.open`: the same calls as over 9P.
+Each TEXT is added to a to-do list, of which each run does one item. The other items stay in STORE, which
+`mqfs serve --store STORE` can serve at any other time. Shows `mqfs.open`: the same calls as over 9P.
 """
 
 import sys

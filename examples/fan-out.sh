@@ -1,11 +1,11 @@
 #!/bin/sh
-# Fan-out with wildcards: writers name what happened, readers name what they want to know, and neither knows the other.
+# Fan-out with wildcards: writers name events, readers name patterns of events, and neither knows the other.
 #
 #   examples/fan-out.sh [GROUP]           GROUP: ./mq/shop
 #
-# A stream's name is words with dots between. A view is a name for a pattern: * is one word, # any number. A consumer over a
-# view has its own place in it, so each of the three sees everything it is for, at its own speed, also what was written
-# while it was not there, and streams that are made later.
+# A stream's name is words with dots between. A view is a name for a pattern: * is one word, # any number. A consumer
+# over a view has its own position, so each of the three receives all its messages, at its own speed. These
+# include messages that were written while it was disconnected, and those of streams that are made later.
 set -eu
 
 group=${1:-./mq/shop}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Read retained messages again: counts of each stream, and the last messages; then it follows what comes.
+"""Read retained messages again: count those of each stream, and print the last; then follow new ones.
 
     examples/history.py ADDRESS GROUP [PATTERN] [--follow]     e.g. examples/history.py 'unix!./mqfs.sock' log '*.error'
 
-Shows `history` in a group with `replay all`, and continuing from the past into the present without a gap.
+Shows `history` in a group with `replay all`, and how to continue with new messages without a gap.
 """
 
 import sys

@@ -1,12 +1,13 @@
 #!/bin/sh
-# A mail worker: mails are written to a group, and four mailers at a time send them, whatever happens in between.
+# A mail worker: mails are written to a group, and four mailers at a time send them, also after crashes and restarts.
 #
 #   examples/mail-worker.sh [GROUP [ARGUMENT OF mq-work]...]          GROUP: ./mq/outbox
-#   echo 'Subject: hello' | mq put ./mq/outbox/mail                   from anywhere, a mail a write
+#   echo 'Subject: hello' | mq put ./mq/outbox/mail                   from anywhere, one mail per write
 #
-# $MAILER is what sends one mail, which it reads from its standard input: sendmail -t. The exit codes of sendmail are those
-# that mq-work knows: 75, try again later; 65, the mail itself is bad: it goes to the stream `dead`. Start as many of these as
-# you like, on several machines: each mail is given to one of them. Ends, after what it is doing, with Ctrl-C or SIGTERM.
+# $MAILER is the command that sends one mail from its standard input, by default sendmail -t -oi. mq-work knows the exit
+# codes of sendmail: after 75 it tries again later; after 65 the mail itself is bad, and becomes a message of the stream
+# `dead`. Start any number of workers, on several machines: each mail is delivered to one of them. Ctrl-C or SIGTERM
+# ends a worker after its present mails.
 set -eu
 
 group=${1:-./mq/outbox}
@@ -15,8 +16,8 @@ consumer=$group/.consumers/mailer
 [ -e "$(dirname "$group")/order" ] || { echo "$0: $group: not in a mounted tree (is the server up?)" >&2; exit 1; }
 
 if mkdir "$group" 2>/dev/null; then
-    # A mailer that hangs is ended after four minutes; a machine that hangs loses its mails to the others after five; a mail
-    # is given up after 20 attempts, which take about two days. What was sent is kept no longer.
+    # A mailer that hangs is ended after four minutes. The mails of a machine that hangs are delivered to others after
+    # five. A mail becomes a dead letter after 20 attempts, which take about two days. A mail that was sent is removed.
     printf '%s\n' 'lease 5m' 'retries 20' 'backoff 10s 4h' 'consumer mailer mail' >"$group/ctl"
     : >>"$group/mail"
 fi

@@ -3,7 +3,7 @@
 
     examples/pubsub.py ADDRESS GROUP       e.g. examples/pubsub.py 'unix!./mqfs.sock' house
 
-Three listeners: one for everything from the kitchen, one for all temperatures that are too high, one for the first
+Three listeners: one for all messages from the kitchen, one for all temperatures that are too high, one for the first
 alarm only. Shows `mqfs.connect`, callbacks with a filter, `once`, and a subscription as an iterator.
 """
 

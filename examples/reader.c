@@ -4,7 +4,7 @@
  *   cc -O2 -Wall -Wextra -o reader examples/reader.c      (or: make -C examples)
  *   ./reader ./mq/room/alice ./mq/room/bob
  *
- * Prints "PATH: MESSAGE". A stream is at its end when it is removed; the program ends when all are, or with Ctrl-C.
+ * Prints "PATH: MESSAGE". A stream ends when it is removed. The program ends when all have ended, or with Ctrl-C.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MESSAGE_BYTES = 1044480, STREAMS = 64 };	/* the largest message a stream takes */
+enum { MESSAGE_BYTES = 1044480, STREAMS = 64 };	/* the most bytes of a message */
 
 static char message[MESSAGE_BYTES];
 
@@ -23,13 +23,13 @@ static void
 print(const char *path, ssize_t n)
 {
 	printf("%s: ", path);
-	fwrite(message, 1, n, stdout);	/* %.*s would end at a byte of 0 */
+	fwrite(message, 1, n, stdout);	/* %.*s would stop at a zero byte */
 	if (n == 0 || message[n - 1] != '\n')
 		putchar('\n');
 	fflush(stdout);
 }
 
-/* Whether the stream was removed: then it has no name, and no message is left in it. */
+/* Whether the stream was removed: then it has no name and no more messages. */
 static int
 is_removed(int fd)
 {
@@ -39,8 +39,8 @@ is_removed(int fd)
 }
 
 /*
- * Print what there is; 0 at the end of the stream, else 1. A read returns 0 at the end, but also for an empty message,
- * and for an EOF marker (`eof STREAM` in ctl), which is printed like one.
+ * Print the present messages. Return 0 at the end of the stream, else 1. A read returns 0 at the end, but also for an
+ * empty message, and for an EOF marker (`eof STREAM` in ctl), which is printed like an empty message.
  */
 static int
 drain(int fd, const char *path)
@@ -89,7 +89,7 @@ main(int argc, char *argv[])
 		for (i = 0; i < count; i++) {
 			if (fds[i].fd >= 0 && fds[i].revents != 0 && !drain(fds[i].fd, argv[i + 1])) {
 				close(fds[i].fd);
-				fds[i].fd = -1;	/* poll passes over it */
+				fds[i].fd = -1;	/* poll skips it */
 				open_streams--;
 			}
 		}

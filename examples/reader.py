@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A reader in Python that never reads a message twice, nor misses one: it remembers where it was.
+"""A reader in Python that stores its position, so that it neither repeats nor misses a message.
 
     examples/reader.py GROUP STATEFILE [STREAM]...       e.g. examples/reader.py ./mq/room /tmp/room.at
 
-Shows `.cursor` used as a plain file: commands are written to it, messages read from it. The sequence of the last
-message handled is kept in STATEFILE; run it again and it continues after that. Needs nothing but the standard library.
+Shows `.cursor` used as a plain file: commands are written to it, messages are read from it. STATEFILE has the sequence
+of the last message that was handled; the next run continues after that message. Needs only the standard library.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 
 def open_cursor(group: str, streams: list[str], after: int) -> int:
-    """A cursor that gives one JSON line a read, from behind that sequence to the present end."""
+    """Open a cursor that returns one line of JSON per read: the messages after a sequence, up to the present end."""
     fd = os.open(os.path.join(group, ".cursor"), os.O_RDWR)
     if streams:
         quoted = ["'" + name.replace("'", "''") + "'" for name in streams]
@@ -25,7 +25,7 @@ def open_cursor(group: str, streams: list[str], after: int) -> int:
 
 
 def lines(fd: int) -> Iterator[bytes]:
-    """Whole lines, to the end of file. A long one may come in several reads."""
+    """Yield whole lines up to the end of the file. A long line may need several reads."""
     rest = b""
     while data := os.read(fd, 1 << 20):
         *whole, rest = (rest + data).split(b"\n")
@@ -33,7 +33,7 @@ def lines(fd: int) -> Iterator[bytes]:
 
 
 def load(state: str) -> int:
-    """The last sequence handled; 0 at first."""
+    """Return the sequence of the last message that was handled; 0 at first."""
     try:
         with open(state) as file:
             return int(file.read())
@@ -42,7 +42,7 @@ def load(state: str) -> int:
 
 
 def save(state: str, sequence: int) -> None:
-    """Replaced by rename, so that a crash leaves the old or the new number."""
+    """Replace the file by a rename, so that a crash leaves the old or the new number."""
     with open(state + ".new", "w") as file:
         file.write(f"{sequence}\n")
     os.replace(state + ".new", state)

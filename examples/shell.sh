@@ -1,5 +1,5 @@
 #!/bin/sh
-# A persistent shell: a session of pin(1) that is typed into and looked at without being attached.
+# A persistent shell: a session of pin(1) that is typed into and read without a terminal attached to it.
 #
 #   examples/shell.sh [ID]                ID: demo; the mount is $MQFS or ./mq
 #
@@ -11,11 +11,11 @@ id=${1:-demo}
 mount=${MQFS:-./mq}
 export MQFS="$mount"
 
-pin -c "$id" sh                         # runs from now on, whatever becomes of this script
-pin -w "$id" 'answer=$((6 * 7))'        # each -w is a program of its own; the shell is one and the same
+pin -c "$id" sh                         # continues to run, also after the end of this script
+pin -w "$id" 'answer=$((6 * 7))'        # each -w is a program of its own, but all write to the same shell
 pin -w "$id" 'echo "the answer: $answer"; exit 3'
 
 status=0
-pin -a "$id" </dev/null || status=$?    # not a terminal: prints everything and ends with the session
+pin -a "$id" </dev/null || status=$?    # without a terminal: prints all output, and ends with the session
 echo "the shell ended with status $status"
 rm -r "${mount:?}/$id"

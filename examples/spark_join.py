@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Put orders and payments together as they come: a join of two streams.
+"""Join orders and payments: two streams of messages.
 
     examples/spark_join.py ADDRESS ORDERS PAYMENTS TO
     examples/spark_join.py 'unix!mqfs.sock' shop/orders shop/paid shop/done
 
-Messages are {"order": 7, ...}. A payment counts within an hour of its order; older ones are dropped, so that the query
-does not remember for ever. It joins what is there, and ends; take the trigger away and it continues.
+Messages are {"order": 7, ...}. A payment counts within an hour of its order; older messages are dropped, so that the
+state of the query stays bounded. The query joins the present messages, and ends; without the trigger it continues.
 """
 
 import sys

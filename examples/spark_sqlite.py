@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Keep the newest message of each stream in an SQLite table, and say in a stream what has changed.
+"""Keep the newest message of each stream in an SQLite table, and write each change to a stream.
 
     examples/spark_sqlite.py ADDRESS REGEX DATABASE TO
     examples/spark_sqlite.py 'unix!mqfs.sock' 'home/.*' home.db log/home
 
-Shows foreachBatch: two places are written for each batch, both once. The table remembers the number of the batch in the
-same transaction; the stream by txnAppId and txnVersion. DATABASE.checkpoint is where it continues the next time.
+Shows foreachBatch: each batch is written to two places, to both once. The database stores the number of the batch in
+the same transaction as the rows; the stream knows the batch by txnAppId and txnVersion. The next run continues from
+DATABASE.checkpoint.
 """
 
 import sqlite3

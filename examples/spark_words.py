@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Count the words of a stream as they come; the counts are messages of another stream.
+"""Count the words of a stream, and write the counts to another stream.
 
     examples/spark_words.py ADDRESS FROM TO [CHECKPOINT]
     examples/spark_words.py 'unix!mqfs.sock' talk/in talk/words
 
-Shows a query that reads and writes streams, each word counted once: what has changed in a batch is written under the
-query's name and the batch's number. With a checkpoint it continues where it was; without one it counts what is there,
-and ends.
+Shows a query that reads and writes streams. Each word is counted once: the changed counts of a batch are written under
+the query's name and the batch's number. With a checkpoint the query continues where the last run stopped; without one
+it counts the present messages, and ends.
 """
 
 import sys

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A worker in Python: what it claims it acknowledges, or gives back.
+"""A worker in Python: it acknowledges each message that it claims, or reports its failure.
 
     examples/worker.py ADDRESS GROUP [HANDLES]      e.g. examples/worker.py 'unix!./mqfs.sock' sums 4
 
-Each message is a sum, "2+3"; the answer goes to the stream `answers`. What cannot be reckoned is tried twice more and
-then put to the stream `dead`. Ends when nothing has come for a second. Any number may run, on any machine: each message
-goes to one of them. Shows `consume`, `with claim`, and one handle for each thread.
+Each message is a sum, "2+3"; the answer is published to the stream `answers`. A message that is no sum is delivered
+twice more, and then becomes a message of the stream `dead`. A worker ends after a second without a message. Any number
+of workers may run, on any machine: each message is delivered to one of them. Shows `consume`, `with claim`, and one
+handle for each thread.
 """
 
 import sys
@@ -27,9 +28,9 @@ def work(group: Group) -> None:
             except TimeoutError:
                 return
             try:
-                with claim:  # a clean exit acknowledges; an exception gives it back, and counts
+                with claim:  # a clean exit acknowledges; an exception counts as a failed delivery
                     answer = reckon(claim.body.decode())
-                    # With an id the answer is published once, even if we die before the acknowledgement.
+                    # With an id the answer is published once, even if this worker is killed before it acknowledges.
                     group.publish("answers", f"{claim.body.decode()}={answer}", id=f"answer to {claim.sequence}")
             except ValueError as error:
                 print(f"{claim.body.decode()}, attempt {claim.deliveries}: {error}", file=sys.stderr)

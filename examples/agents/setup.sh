@@ -1,11 +1,12 @@
 #!/bin/sh
-# Inboxes for agents, and a token for each: what the operator does once.
+# Make an inbox and a token for each agent. The operator runs this once.
 #
 #   examples/agents/setup.sh FILE AGENT...         FILE: that of --token-file; prints `AGENT TOKEN` lines
 #   GROUP=./mq/agents                              the group of the inboxes, in a mount
 #
-# An inbox is a stream with a consumer of its name. What an agent failed at three times goes to the stream `dead`. A token
-# reaches the group and nothing else; `mqfs token revoke ID` ends an agent, and the audit says which one did what.
+# An inbox is a stream with a consumer of the same name. A job that has failed three times becomes a message of the
+# stream `dead`. A token gives access to this group only; `mqfs token revoke ID` shuts an agent out, and the audit has
+# the actions of each agent.
 set -eu
 
 [ $# -ge 2 ] || { echo "usage: $0 FILE AGENT..." >&2; exit 2; }

@@ -1,4 +1,4 @@
-"""Print the completion script of a program: `completion.py SHELL PROGRAM VENV`, by what is installed in VENV."""
+"""Print the completion script of a program: `completion.py SHELL PROGRAM VENV`, with the packages of VENV."""
 
 import glob
 import sys
