@@ -1,4 +1,4 @@
-"""What the common ways cost, in calls of Python functions: they may only become shorter. `trace.py` lists the calls."""
+"""Costs of common operations, in calls of Python functions: they may only fall. `trace.py` lists the calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written_to_a_reader(queues: Queues) -> int:
 
 
 def worked(queues: Queues) -> tuple[int, int]:
-    """A claim, and its acknowledgement."""
+    """Count the calls of a claim, and of its acknowledgement."""
     queues.consumer()
     writer, worker = queues.at("s", os.O_WRONLY), queues.worker()
     for _ in range(20):
@@ -55,7 +55,7 @@ def beside_a_consumer(queues: Queues) -> int:
 
 
 def requested() -> tuple[int, int]:
-    """A write and a read of the client, each answered by the time it is sent."""
+    """Count the calls of a write and of a read of the client, whose replies are ready at once."""
     ours, theirs = socket.socketpair()
     with theirs, Client(ours, ClientMachine()) as client:
         file = File(client, Channel(1, Qid(0, 0, 1), 8_192, unix=False), "r+")

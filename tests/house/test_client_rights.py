@@ -1,5 +1,5 @@
-"""A front end acts as its client: it makes no other user, leaves no right unasked, and changes nothing but through the
-tree. What it does otherwise is listed here, with the reason."""
+"""A front end acts as its client: it makes no other user, skips no check of permissions, and changes state only through
+the tree. Exceptions are listed here, with their reasons."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from tests.house.today import ROOT, name_of, sources
 
 FRONT_ENDS = ("mqfs/bridge", "mqfs/fq", "mqfs/http", "mqfs/ninep", "mqfs/ring")
-IDENTITY = {"uid", "gid", "groups", "grant"}  # of a user
-# Parts of a group, which the tree changes for a user; and what only looks at them.
+IDENTITY = {"uid", "gid", "groups", "grant"}  # attributes of a user
+# Parts of a group, which only the tree changes for a user; and their methods that only read.
 PARTS = {"consumers", "held", "log", "publisher", "retention", "store", "transactions", "views"}
 LOOKS = {"bounds", "get", "has_room", "items", "keys", "of", "require_writable", "values"}
 MAKES = {"make_stream", "remove_stream", "rename_stream"}
 
-# By function: how many such places, and why none of them is a client's wish without its rights.
+# By function: the number of exceptions, and why none of them gives a client more than its permissions.
 TAKES = "records that clients of a ring published, who have r and w on all of its group"
 ALLOWED = {
     "mqfs/fq/exchanges.py Exchanges.__init__": (1, "makes the server's user, for the two below"),
@@ -49,12 +49,12 @@ ALLOWED = {
 
 
 def owner(node: ast.expr) -> str:
-    """The last word of what an attribute is of: `log` of `group.log.change`."""
+    """Return the last name before an attribute: `log` of `group.log.change`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def makes_user(node: ast.AST) -> bool:
-    """Whether it makes a user or a peer, or another user of one."""
+    """Whether a node makes a user or a peer, or changes a user."""
     if not isinstance(node, ast.Call):
         return False
     called = owner(node.func)
@@ -64,7 +64,7 @@ def makes_user(node: ast.AST) -> bool:
 
 
 def goes_around(node: ast.AST) -> bool:
-    """Whether it leaves a right unasked, or changes a group past the tree."""
+    """Whether a node skips a check of permissions, or changes a group without the tree."""
     if not isinstance(node, ast.Call):
         return False
     if any(keyword.arg == "made" for keyword in node.keywords):
@@ -82,7 +82,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def kept_users(tree: ast.Module) -> Iterator[str]:
-    """The attributes and functions by which users that were made are known elsewhere."""
+    """Yield the names of attributes and functions that hold or return a user made here."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and makes_user(node.value):
             yield from (target.attr for target in node.targets if isinstance(target, ast.Attribute))
@@ -92,7 +92,7 @@ def kept_users(tree: ast.Module) -> Iterator[str]:
 
 
 def functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Each node with the name of the class and function that it is in."""
+    """Yield each node with the name of its class and function."""
     for node in ast.iter_child_nodes(tree):
         named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         where = f"{outer}.{node.name}".lstrip(".") if named else outer
@@ -101,7 +101,7 @@ def functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def places() -> Counter[str]:
-    """How often each function does so."""
+    """Count the exceptions in each function."""
     found: Counter[str] = Counter()
     parsed = trees()
     users = {name for tree in parsed.values() for name in kept_users(tree)}

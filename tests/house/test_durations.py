@@ -1,4 +1,4 @@
-"""No test takes over 20 s but those named here; tests/support/durations.py writes down how long each took."""
+"""No test takes over 20 s, except those named here; tests/support/durations.py records the durations."""
 
 from __future__ import annotations
 

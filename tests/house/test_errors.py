@@ -1,4 +1,4 @@
-"""The texts of errors: `what failed: reason (expected ...)`, as docs/contributing/style.md has them."""
+"""The texts of errors: `what failed: reason (expected ...)`, as in docs/contributing/style.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.house.today import check, name_of, sources
 CLASSES = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.MqfsError)}
 CLASSES |= {"BadParameter", "UsageError", "Malformed", "Refused", "ValueError", "TypeError"}
 CLASSES |= {"ToolError", "OptionError", "CommandError", "SinkError"}
-# Such an error is about a wrong value: the text says which was expected.
+# Errors about a wrong value: their texts say which was expected.
 OF_A_VALUE = {"BadName", "BadCommand", "BadConfig", "BadAddress", "BadParameter", "UsageError"}
 
 VALUE = "{}"
@@ -31,7 +31,7 @@ SHORT_WORDS = 7
 
 
 def text_of(node: ast.expr) -> str | None:
-    """A literal or formatted text, each value in it as {}; None where the text is made elsewhere."""
+    """Return a literal or formatted text, with {} for each value; None if the text is made elsewhere."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -43,19 +43,19 @@ def text_of(node: ast.expr) -> str | None:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, class and text of each error that a source makes with a text of its own."""
+    """Yield line, class and text of each error that a source makes with a literal text."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and node.args:
             kind = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if kind == "Refused" and name_of(path).startswith("mqfs/fq/"):
-                continue  # fqd's own texts, word for word: its clients compare them
+                continue  # the texts of fqd, unchanged: its clients compare them
             for form in forms(node.args[0]):
                 if kind in CLASSES and (text := text_of(form)):
                     yield node.lineno, kind, text
 
 
 def forms(node: ast.expr) -> Iterator[ast.expr]:
-    """Both sides of a condition, or the text itself."""
+    """Yield both sides of a conditional expression, or the expression itself."""
     if isinstance(node, ast.IfExp):
         yield from (*forms(node.body), *forms(node.orelse))
     else:
@@ -63,7 +63,7 @@ def forms(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def is_wrong(kind: str, text: str) -> bool:
-    """Is a word of the dialect in it, is it a sentence, or does it not say what failed, why, and what was expected?"""
+    """Whether a text has a word of the dialect, is a sentence, or omits what failed, why, or what was expected."""
     if DIALECT.search(text) or (text[0].isupper() and text.split()[0].rstrip(":") not in NAMES):
         return True
     if text == VALUE or text.startswith(f"{VALUE}: {VALUE}"):

@@ -1,6 +1,6 @@
-"""Folders are layers: no circle at run time. Imports for types alone stay within a folder.
+"""Folders are layers, without import cycles at run time. Imports only for types stay within a folder.
 
-Front ends know little of the engine: what more they import is listed in today.json.
+Front ends import little of the engine: further imports are counted in today.json.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import grimp
 from tests.house.today import PACKAGES, ROOT, check, name_of, sources
 
 FRONT_ENDS = "http", "ninep", "fq", "fuse", "client", "ring"
-ABOVE = {"__init__.py", "ring"}  # what they import for types is below them
+ABOVE = {"__init__.py", "ring"}  # modules that these import for types are below them
 FOR_FRONT_ENDS = {"mqfs.engine.tree.tree", "mqfs.engine.files.handle", "mqfs.engine.language.message_formats"}
 
 
 def circles() -> Iterator[tuple[str, int]]:
-    """Each package of whose modules some import each other in a circle, and how many those are."""
+    """Yield each package with an import cycle among its modules, and the number of modules in cycles."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)  # a cache may be stale
     packages = {name.rpartition(".")[0] for name in graph.modules} - {""}
     for package in sorted(packages):
@@ -39,13 +39,14 @@ def family(graph: grimp.ImportGraph, module: str) -> set[str]:
 
 
 def sibling(package: str, module: str) -> str:
-    """The child of a package that a module is in, or ""."""
+    """Return the child of a package that has a module, or ""."""
     head = f"{package}."
     return head + module.removeprefix(head).partition(".")[0] if module.startswith(head) else ""
 
 
 def rings(edges: dict[str, set[str]]) -> list[set[str]]:
-    """Strongly connected parts of more than one (Tarjan, by two searches a node: the graphs are small)."""
+    """Return the strongly connected components of more than one node, by two searches per node: the graphs are
+    small."""
     found, seen = [], set()
     for start in edges:
         if start not in seen:
@@ -67,7 +68,7 @@ def reached(edges: dict[str, set[str]], start: str) -> set[str]:
 
 
 def reaches() -> Iterator[tuple[str, int]]:
-    """Each front end's file, and how many modules of the engine it imports beside those that are for front ends."""
+    """Yield each file of a front end, and how many modules of the engine it imports that are not for front ends."""
     for front in FRONT_ENDS:
         for path in sorted((ROOT / "mqfs" / front).rglob("*.py")):
             modules = {
@@ -88,14 +89,14 @@ def test_no_package_is_a_circle_and_front_ends_know_little() -> None:
 
 
 def for_types(tree: ast.Module) -> Iterator[str]:
-    """The modules that are imported for types alone."""
+    """Yield the modules that are imported only for types."""
     for node in tree.body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield from (one.module or "" for one in node.body if isinstance(one, ast.ImportFrom))
 
 
 def test_imports_for_types_stay_in_a_folder() -> None:
-    """Else a lower folder would know a higher one."""
+    """Otherwise a lower folder would depend on a higher one."""
     strange = [
         f"{name_of(path)}: {module}"
         for path in sources("mqfs")

@@ -1,4 +1,4 @@
-"""Modules that a text names are there, and what the benchmarks, which no test runs, import of the project."""
+"""Modules named in texts exist, and so do the imports of the benchmarks, which no test runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support import ROOT
 from tests.support.clone import AT_THE_TOP
 
 NAMED = re.compile(r"(?<![\w/.*$}~-])[a-z_][a-z0-9_/]*\.py\b")
-WRITTEN = re.compile(r'title="([\w.]+)"')  # by the reader of a tutorial
-OTHERS = {"setup.py", "matchers.py"}  # of other packages
+WRITTEN = re.compile(r'title="([\w.]+)"')  # files that the reader of a tutorial writes
+OTHERS = {"setup.py", "matchers.py"}  # files of other packages
 
 
 def texts() -> Iterator[Path]:
-    """The files of the project; built ones are left out."""
+    """Yield the files of the project, except built ones."""
     for top in ROOT.iterdir():
         if top.name[0] != "." and top.name not in AT_THE_TOP:
             for path in (top, *top.rglob("*")):

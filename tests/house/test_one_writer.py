@@ -1,4 +1,5 @@
-"""One module appends to a group's log and applies what it appended; no one else changes what is remembered of a log."""
+"""Only one module appends to a group's log and applies the records; no other changes the state that is kept in a
+log."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from pathlib import Path
 
 from tests.house.today import check, name_of, sources
 
-# Recovery applies what it reads; a ring's log is a log itself, over that of the store.
+# Recovery applies the records that it reads; a ring's log is itself a log, over that of the store.
 RINGS = {"mqfs/ring/server/ring_log.py", "mqfs/ring/server/intake.py"}
 WRITERS = {"mqfs/engine/core/log.py", "mqfs/engine/tree/recovery.py", *RINGS}
 APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "reserve_space", "skip_to"}
-LOGS = {"bucket", "writer"}  # what a group's log is called where it is used
+LOGS = {"bucket", "writer"}  # names of a group's log in the code
 APPLIES = {"apply"}
 STATES = {"state", "progress"}
 
 
 def owner(node: ast.expr) -> str:
-    """The last word of what an attribute is of: `bucket` of `self.group.log.bucket`."""
+    """Return the last name before an attribute: `bucket` of `self.group.log.bucket`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

@@ -1,4 +1,4 @@
-"""A Protocol has two implementations, or a sentence that says why it is one. How many each file has may only fall."""
+"""A Protocol has two implementations, or a sentence with the reason for it. Their number in a file may only fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a file, a class and a function may be, and how small a file that one other needs."""
+"""The largest size of a file, a class and a function, and the smallest of a file that only one other imports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from tests.house.today import ROOT, check, name_of, sources
 
 FILE_LINES = 700
-ALONE_LINES = 120  # of a file that one other imports: with less it is a part of that one
+ALONE_LINES = 120  # of a file that only one other imports: a smaller one should be part of the other
 PUBLIC_MEMBERS = 20  # of a class: methods and properties
 MEDIAN, NINTH, LONGEST = 5, 15, 50  # lines of a function's body
 EXEMPT = {
-    "mqfs/client/group.py: Group": 28,  # each one line over a part
+    "mqfs/client/group.py: Group": 28,  # each is one line that calls a part
 }
 
 
@@ -30,7 +30,7 @@ def public_members(node: ast.ClassDef) -> int:
 
 
 def count_importers() -> Counter[str]:
-    """How many files of the program import each file."""
+    """Count the files of the program that import each file."""
     found: Counter[str] = Counter()
     for _, tree in trees():
         names = set()
@@ -42,7 +42,7 @@ def count_importers() -> Counter[str]:
 
 
 def breaches() -> dict[str, int]:
-    """Files and classes over their bound, each with its size, and files that should be a part of another."""
+    """Return files and classes over their bounds, each with its size, and files that should be part of another."""
     sizes = {}
     for path in [*sources(), *sorted((ROOT / "mqfs").rglob("*.[ch]"))]:
         if (lines := len(path.read_text().splitlines())) > EXEMPT.get(name_of(path), FILE_LINES):
@@ -66,7 +66,7 @@ def test_files_and_classes_are_small() -> None:
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines without head and docstring."""
+    """Return the lines of a function without its head and docstring."""
     body = node.body
     if ast.get_docstring(node, clean=False) is not None:
         body = body[1:]

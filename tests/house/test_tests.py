@@ -1,4 +1,4 @@
-"""The tests' own shape: fixtures are in a conftest, everything else that tests share in tests/support."""
+"""The structure of the tests: fixtures are in a conftest, all other shared helpers in tests/support."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_nothing_imports_a_conftest() -> None:
 
 
 def test_no_port_is_given_twice() -> None:
-    """The program that has it may not listen yet."""
+    """The program that got a port may not listen yet."""
     assert len({free_port() for _ in range(1_000)}) == 1_000

@@ -1,4 +1,4 @@
-"""The house's own rules, kept by tools: ruff, mypy --strict, the direction of imports."""
+"""The rules that tools check: ruff, mypy --strict, the direction of imports."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def test_words_of_the_glossary() -> None:
 
 
 def test_words_of_the_tree() -> None:
-    """No file of a group and no word of ctl is called so either."""
+    """These words are no names of files of a group or words of ctl either."""
     names = [*META_FILES, *(line.split()[0] for line in Settings().lines()), *USAGE]
     assert [name for name in names if re.search("topic|queue|offset", name)] == []

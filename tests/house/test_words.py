@@ -1,4 +1,4 @@
-"""The language of the project: the field's standard terms, no dialect of its own (docs/contributing/style.md)."""
+"""The language of the project: standard terms of the field, without a dialect (docs/contributing/style.md)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def documents() -> Iterator[Path]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The texts of a source for people: strings with a space in them, docstrings too, and comments. Of a test no other
-    strings: these are what it writes and expects."""
+    """Yield the texts of a source for people: strings with a space, among them docstrings, and comments. Of tests only
+    docstrings and comments: their other strings are input and expected output."""
     text, is_test = path.read_text(), name_of(path).startswith("tests/")
     for node in ast.walk(ast.parse(text)):
         if is_test:

@@ -1,6 +1,6 @@
-"""Where the project does not keep its rules yet: counts that may only fall, in today.json.
+"""Breaches of the rules that the project still has: counts in today.json, which may only fall.
 
-A count that grew is a breach; one that fell is to be recorded, so that it cannot grow again:
+A test fails if a count grew, and if it fell: record the lower count, so that it cannot grow again:
 
     python -m tests.house.today
 """
@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
 
 
 def check(rule: str, found: Mapping[str, int]) -> None:
-    """Raises AssertionError where there are more breaches of a rule than are allowed, or fewer."""
+    """Raise AssertionError if a rule has more breaches than recorded, or fewer."""
     allowed: dict[str, int] = json.loads(FILE.read_text())[rule]
     more = {
         where: f"{count} (allowed {allowed.get(where, 0)})"

@@ -1,4 +1,4 @@
-"""How far the common operations go: calls of Python functions, the files these are in, and moves between files.
+"""The length of common operations: calls of Python functions, their files, and moves between files.
 
     python -m tests.house.trace [OPERATION]
 
@@ -69,7 +69,7 @@ def _least(runs: Iterator[Trace]) -> Trace:
 
 
 def operations(disk: Path) -> Iterator[tuple[str, Trace]]:
-    """Each operation, the least of some runs."""
+    """Yield each operation with its trace, the shortest of several runs."""
     queues = Queues("replay all")
     writer = queues.at("s", os.O_WRONLY)
     yield "write", _least(trace(lambda: writer.write(b"x")) for _ in range(5))
@@ -102,7 +102,7 @@ def _workers_that_go(queues: Queues, writer: Any) -> Iterator[Callable[[], Any]]
 
 
 def _redeliveries(queues: Queues, writer: Any) -> Iterator[Trace]:
-    """A claim of what another worker left, with nothing else to do."""
+    """Yield traces of a claim of a message that another worker released, without other messages."""
     for _ in range(5):
         first, second = queues.worker(), queues.worker()
         assert first.read(100)

@@ -1,4 +1,4 @@
-"""Helpers that several rooms share. Fixtures are in each folder's conftest; nothing imports from a conftest."""
+"""Helpers of several folders of tests. Fixtures are in the conftest of each folder; nothing imports from a conftest."""
 
 from pathlib import Path
 

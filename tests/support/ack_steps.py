@@ -1,4 +1,4 @@
-"""The ACK records of a log, read from its files as they are."""
+"""Read the ACK records of a log directly from its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = struct.Struct("<BxxxIQQq")
 
 
 class Step(NamedTuple):
-    """One step of a consumer: what happened to the message `last`."""
+    """One step of a consumer, for the message `last`."""
 
     consumer: int
     op: Op
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 def ack_steps(bucket: Path) -> Iterator[Step]:
-    """Those of all segments that are there, in their order."""
+    """Yield the steps in all present segments, in order."""
     for log in sorted(bucket.glob("*.log")):
         data, at = log.read_bytes(), 0
         while (row := row_at(data, at)) is not None:

@@ -1,4 +1,4 @@
-"""A Python with our packages that any user may run: checkout and virtual environment may be closed to others."""
+"""A Python with our packages that any user may run: others may have no access to the checkout and its environment."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 def plain_environment(packages: str) -> dict[str, str]:
-    """For that Python: nothing of ours but what a run under sanitizers needs."""
+    """Return the environment of that Python: of ours only the variables that sanitizers need."""
     kept = {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if name in os.environ}
     return {"PYTHONPATH": packages, **kept}
 
 
 @functools.cache
 def python_for_anyone() -> tuple[str, str]:
-    """The interpreter and the PYTHONPATH to run it with. Skips where even the interpreter is closed to others."""
+    """Return the interpreter and its PYTHONPATH. Skips the test if other users may not run the interpreter."""
     folder = tempfile.mkdtemp(prefix="mqfs-anyone-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)

@@ -24,7 +24,7 @@ from tests.support.server import environment
 
 @contextlib.contextmanager
 def bad_sector(path: Path, good: int, folder: Path) -> Iterator[None]:
-    """Within it a file cannot be read after its first `good` bytes. `folder`: an empty one, to be used for that."""
+    """Make a file unreadable after its first `good` bytes, within the block. `folder`: an empty one for the mount."""
     source, at = folder / "source", folder / "mount"
     source.write_bytes(path.read_bytes())
     at.mkdir()
@@ -64,7 +64,7 @@ def serve(at: str, data: bytes, good: int) -> None:
             return pyfuse3.FileInfo(fh=inode)
 
         async def read(self, fh: int, offset: int, size: int) -> bytes:
-            if offset + size > good:  # of a readahead the kernel then reads the pages one by one
+            if offset + size > good:  # after a failed readahead the kernel reads the pages one by one
                 raise pyfuse3.FUSEError(errno.EIO)
             return data[offset : offset + size]
 

@@ -1,4 +1,4 @@
-"""A group with a stream or three, and short ways to write units to it."""
+"""A group with streams, and short calls to write atomic batches and transactions to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.queues import Queues
 
 
 def frame(stream: str, body: bytes, **texts: str) -> bytes:
-    """One frame of `.batch`, made without the engine's help."""
+    """Encode a frame of `.batch`, independently of the engine."""
     name, head = stream.encode(), headers.encode(texts)
     size = 8 + len(name) + len(head) + len(body)
     return b"".join(
@@ -23,7 +23,7 @@ def frame(stream: str, body: bytes, **texts: str) -> bytes:
 
 
 class Units(Queues):
-    """A group `g` with the streams `s` and `t`, which keeps everything."""
+    """A group `g` with the streams `s` and `t`, which keeps all messages."""
 
     def __init__(self, *lines: str, path: Path | None = None, clock: Any = None) -> None:
         super().__init__("replay all", *lines, path=path, clock=clock)
@@ -41,7 +41,7 @@ class Units(Queues):
         return self.tree.mkdir(user, folder, name, mode)
 
     def stage(self, part: str, stream: str, *bodies: bytes, user: User = ROOT) -> None:
-        """Write to a stream of a part, which is made if it is missing."""
+        """Write to a stream of a part; make the part if it is missing."""
         if part not in self.parts():
             self.part(part, user)
         handle = self.at(f".txn/{part}/{stream}", os.O_WRONLY, user)
@@ -50,7 +50,7 @@ class Units(Queues):
         handle.close()
 
     def say(self, command: str, user: User = ROOT) -> Any:
-        """One command to `.txn/ctl`."""
+        """Write a command to `.txn/ctl`. Return the step if it waits, else None."""
         handle = self.at(".txn/ctl", os.O_WRONLY, user)
         try:
             step = handle.write(command.encode())
@@ -63,11 +63,11 @@ class Units(Queues):
         return [node.name for node in exhaust(self.tree.entries(ROOT, folder)) if node.directory]
 
     def committed(self, user: User = ROOT) -> dict[str, int]:
-        """What the producers of a user have committed."""
+        """Return the last committed number of each producer of a user."""
         return {name: commit.number for name, commit in self.group.state.producers.get(user.uid, {}).items()}
 
     def log(self) -> list[tuple[str, str]]:
-        """(stream, body) of everything that is kept, in order."""
+        """Return (stream, body) of all kept messages, in order."""
         rows: list[dict[str, Any]] = []
         for name in self.group.streams:
             rows += self.kept(name)

@@ -1,10 +1,10 @@
-"""A disk whose power can be cut: one file, `disk`, in a mount of its own, for a loop device to lie on.
+"""A disk whose power can be cut: the file `disk` in a mount of its own, to be used by a loop device.
 
 python -m tests.support.block_device MOUNTPOINT DURABLE BYTES
 
-Writes before an fsync that has returned are in the file DURABLE. At `cut SEED` on standard input any sectors
-of what was written since get there too, in any choice, and nothing more: from then on the disk fails. At `on` the
-power is back: it has what DURABLE has.
+Writes before an fsync that has returned are in the file DURABLE. `cut SEED` on standard input cuts the power: a random
+choice of the sectors written since the last fsync is written to DURABLE, too, and later calls fail. `on` restores the
+power: the disk then has the content of DURABLE.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BlockDevice(pyfuse3.Operations):
         self.on()
 
     def on(self) -> None:
-        """The cache begins as what is durable; holes stay holes."""
+        """Restore the power: fill the cache from the durable file; holes stay holes."""
         self.cut_off, at = False, 0
         self.pending.clear()
         os.truncate(self.cache, 0)
@@ -80,7 +80,7 @@ class BlockDevice(pyfuse3.Operations):
         return await self.getattr(inode)
 
     async def open(self, inode: int, flags: int, ctx: Any) -> Any:
-        return pyfuse3.FileInfo(fh=DISK, keep_cache=False)  # what a cut took is not to be read from memory
+        return pyfuse3.FileInfo(fh=DISK, keep_cache=False)  # data lost by a cut must not be read from the page cache
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
         return os.pread(self.cache, size, offset)

@@ -1,4 +1,4 @@
-"""What something costs, in calls of Python functions rather than in seconds."""
+"""Costs in calls of Python functions, rather than in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def calls(do: Callable[[], Any]) -> int:
-    """Calls of Python functions that it makes, the least of some runs."""
+    """Return the number of calls of Python functions that `do` makes: the least of five runs."""
     return min(calls_once(do) for _ in range(5))
 
 
@@ -18,7 +18,7 @@ def calls_once(do: Callable[[], Any]) -> int:
 
 
 def lines(do: Callable[[], Any]) -> int:
-    """Lines that it goes through, in Python functions: a loop that calls nothing is seen, too."""
+    """Return the number of lines that `do` executes in Python functions, so that loops without calls count, too."""
     return _count(do, "line", sys.settrace)
 
 
@@ -30,7 +30,7 @@ def _count(do: Callable[[], Any], what: str, hook: Callable[[Any], None]) -> int
         count += event == what
         return note
 
-    gc.disable()  # what runs with it is counted, too; as that of hypothesis
+    gc.disable()  # callbacks of the collector would be counted, too, as that of hypothesis
     hook(note)
     try:
         do()

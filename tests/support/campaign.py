@@ -1,4 +1,4 @@
-"""How long a campaign runs: a fiftieth, or what MQFS_SAMPLE says, or whole under `make soak` (MQFS_SOAK=1)."""
+"""The size of a campaign: a fiftieth, or the part in MQFS_SAMPLE, or all under `make soak` (MQFS_SOAK=1)."""
 
 import os
 import subprocess
@@ -15,9 +15,9 @@ def whole() -> bool:
 
 
 def size(full: int, part: int = PART, *, least: int = 1) -> int:
-    """How many rounds of `full` to run now: all, or a fiftieth, or a smaller `part` where a round costs much.
+    """Return how many of `full` rounds to run, at least `least`: all in a soak, else one in `part`.
 
-    MQFS_SAMPLE=1/10 stands for the fiftieth; a smaller part grows by as much.
+    `part` is 50, or more if a round is expensive. MQFS_SAMPLE=1/10 replaces 1/50; other parts grow by the same factor.
     """
     if whole():
         return full
@@ -26,13 +26,13 @@ def size(full: int, part: int = PART, *, least: int = 1) -> int:
 
 
 def seed() -> int:
-    """The seed of a random campaign: 1, or MQFS_SEED."""
+    """Return the seed of a random campaign: MQFS_SEED, by default 1."""
     return int(os.environ.get("MQFS_SEED", "1"))
 
 
 def tree_seed() -> int:
-    """The seed of a campaign that passes with any: that of the committed files, so that a second run repeats the first;
-    or MQFS_SEED. 1 where there is no repository."""
+    """Return the seed of a campaign that must pass with every seed: MQFS_SEED, or a number made from the committed
+    files, so that a second run repeats the first. 1 without a repository."""
     return int(os.environ.get("MQFS_SEED") or _of_tree())
 
 

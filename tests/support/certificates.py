@@ -1,4 +1,4 @@
-"""Certificates of an authority of its own, as files."""
+"""A certificate authority for tests, and its certificates as files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """An authority, and what it issues. `path` is its own certificate; each file with a key has mode 600."""
+    """An authority and its certificates. `path`: its own certificate. Each file with a key has mode 600."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self.folder, self._ca = folder, trustme.CA()
@@ -23,13 +23,14 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.path))
 
     def of_server(self, host: str = "127.0.0.1", *, days: int = 1, file: str = "") -> Path:
-        """The certificate of a server and its key. `days` it is valid, from two before that on."""
+        """Make the certificate and the key of a server. It expires in `days` days, and is valid from two days before
+        that."""
         end = datetime.datetime.now(datetime.UTC) + days * DAY
         issued = self._ca.issue_cert(host, not_before=end - 2 * DAY, not_after=end)
         return self._file(file or f"server-{host}-{days}", issued.private_key_and_cert_chain_pem.bytes())
 
     def of_user(self, common_name: str, *uris: str) -> Path:
-        """The certificate of a client and its key."""
+        """Make the certificate and the key of a client."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
         authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
         signing = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
@@ -57,5 +58,5 @@ class Authority:
         return path
 
     def trusting(self) -> ssl.SSLContext:
-        """The context of a client that is not ours."""
+        """Return the TLS context of a foreign client that trusts this authority."""
         return ssl.create_default_context(cafile=str(self.path))

@@ -1,4 +1,4 @@
-"""Clocks that can be moved by hand; all but one stand still otherwise."""
+"""Clocks that a test moves by hand; only RunningClock also runs by itself."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ SECOND = 10**9
 
 
 class ManualClock:
-    """Wall and engine time moved by hand."""
+    """Wall time and engine time that a test moves."""
 
     def __init__(self, wall_ns: int = 1_700_000_000 * SECOND) -> None:
         self.wall, self.engine = wall_ns, 0
@@ -32,7 +32,7 @@ class ManualClock:
 
 
 class HastyClock(ManualClock):
-    """Whenever it is looked at, a portion is over: while `hasty`."""
+    """A clock that moves by 1 ms at each look while `hasty`, which ends a portion of work."""
 
     hasty = False
 
@@ -43,7 +43,7 @@ class HastyClock(ManualClock):
 
 
 class RunningClock(SystemClock):
-    """The machine's clocks, which go on from one look to the next; they can be moved ahead."""
+    """The machine's running clocks, which a test can also move ahead."""
 
     moved = 0
 
@@ -62,7 +62,7 @@ class RunningClock(SystemClock):
 
 
 class MachineClock:
-    """Wall clock, boot clock and boots of a machine, moved by hand; engine time is computed as in the server."""
+    """Wall clock, boot clock and boot id of a machine, moved by hand. Engine time is computed as by the server."""
 
     def __init__(self, wall_ns: int = 1_700_000_000 * SECOND) -> None:
         self.wall, self.boot_ns, self.boot = wall_ns, 1000 * SECOND, "first"
@@ -85,6 +85,6 @@ class MachineClock:
         self.boot_ns += int(seconds * SECOND)
 
     def reboot(self, seconds: float) -> None:
-        """The machine is off for that long."""
+        """Reboot the machine, which is off for `seconds`."""
         self.wall += int(seconds * SECOND)
         self.boot_ns, self.boot = 5 * SECOND, self.boot + "'"

@@ -1,4 +1,4 @@
-"""A fresh copy of the project, as a user who has just cloned it has it."""
+"""A fresh copy of the project, like a new clone of a user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_THE_TOP = {".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.soc
 
 
 def clone(to: Path) -> Path:
-    """A copy without anything that was built or installed."""
+    """Copy the project without built and installed files."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         return EVERYWHERE(folder, names) | (AT_THE_TOP & set(names) if Path(folder) == ROOT else set())
@@ -27,7 +27,7 @@ def clone(to: Path) -> Path:
 
 
 def commands(folder: Path, project: Path = ROOT) -> Path:
-    """The commands of the project, as an installation puts them into PATH."""
+    """Write the commands of the project into a folder, as an installation does."""
     folder.mkdir(parents=True)
     scripts = tomllib.loads((project / "pyproject.toml").read_text())["project"]["scripts"]
     for name, entry in scripts.items():
@@ -38,18 +38,18 @@ def commands(folder: Path, project: Path = ROOT) -> Path:
 
 
 def _write(path: Path, project: Path, *words: str) -> None:
-    """A program that runs Python with the project's modules."""
+    """Write a program that runs Python with the project's modules."""
     run = shlex.join([sys.executable, *words])
     path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(project))} exec {run} "$@"\n')
     path.chmod(0o755)
 
 
 def installed(clone: Path) -> Path:
-    """What script/setup would make of it, but with this Python's packages: nothing is fetched."""
+    """Make a clone look as after script/setup, but with the packages of this Python: nothing is fetched."""
     commands(clone / ".venv" / "bin", clone)
     _write(clone / ".venv" / "bin" / "python", clone)
     setup = (clone / "script" / "setup").read_text()
-    # Else it would install into our own environment.
+    # The stamp keeps script/setup from an installation into our own environment.
     wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]
     stamp = subprocess.run(["bash", "-c", wanted], cwd=clone, stdout=subprocess.PIPE, check=True).stdout
     for what in ("[fuse]", "[test]"):

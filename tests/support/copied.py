@@ -1,4 +1,4 @@
-"""A replica that is made to follow by hand: what a test takes from a store's replication is copied."""
+"""A replica that a test drives by hand: entries taken from a store's replication count as copied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mqfs.store.replication import Entry, Replication
 
 
 def follow(replication: Replication, most_bytes: int = 1 << 20) -> Iterator[Entry]:
-    """Copy all that was written when this is called; what is written meanwhile is left. Each entry, as it comes."""
+    """Copy all entries present at the call, and yield each. Entries written meanwhile stay for the next call."""
     while (portion := replication.take(most_bytes)) is not None:
         yield from portion.entries
         if not portion.more:

@@ -1,4 +1,4 @@
-"""How long tests take, and which of them one worker runs. To write it again, from a run:
+"""The durations of tests, and the groups that one worker runs. To update durations.json from a run:
 
 script/test --durations=0 | python -m tests.support.durations
 """
@@ -14,16 +14,16 @@ from tests.support import ROOT
 
 DURATIONS = ROOT / "tests" / "support" / "durations.json"
 MOST_S, LISTED_S = 20, 5  # a test, or a group, that takes longer is listed
-# Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own,
+# Folders whose tests share a long-lived process: a Java, a cluster. In other folders each file is a group of its own,
 ONE_GROUP = {"spark", "spark_cluster", "house"}
-# and so is a file there that starts a Java of its own. Nothing lasts from one test to the next of what is in APART.
+# and so is a file in OWN_GROUP, which starts its own Java. Tests of a file in APART share nothing: each is a group.
 OWN_GROUP = {"tests/spark/test_kills.py"}
 APART = {"tests/server/test_standstills.py", "tests/server/test_starvation.py"}
 LINE = re.compile(r"(\d+\.\d+)s (?:setup|call|teardown) +(tests/.+)")
 
 
 def group_of(nodeid: str) -> str:
-    """What one worker runs: the tests of a file or of a folder, or one test."""
+    """Return the group of a test, which one worker runs: a folder, a file, or the test itself."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1] if file.startswith("tests/") and file not in OWN_GROUP else ""
     return folder if folder in ONE_GROUP else nodeid if file in APART else file

@@ -1,6 +1,6 @@
-"""A program in the place of `python`: it has a process forked that has imported modules already (forked.py).
+"""A replacement for `python`: it has its process forked from one that has already imported modules (forked.py).
 
-`write` makes the program. It asks the process of this machine that listens by the name of the program's folder.
+`write` makes the program. The program asks the process that listens on a socket named after the program's folder.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 import time
 from pathlib import Path
 
-START_S = 300  # on a machine that is busy with other things
+START_S = 300  # on a busy machine
 
 
 def write(path: Path) -> Path:
-    """A program that does as `python` does."""
+    """Write a program that behaves like `python`."""
     path.write_text(f"#!{sys.executable} -IS\n{Path(__file__).read_text()}")
     path.chmod(0o700)
     return path
 
 
 def connect(link: socket.socket, name: str) -> None:
-    """It may be about to begin."""
+    """Connect to a listener, which may still be starting."""
     deadline = time.monotonic() + START_S
     while True:
         try:

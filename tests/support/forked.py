@@ -1,12 +1,12 @@
-"""Processes of Python forked from one that has imported mqfs: most of what a start takes is importing.
+"""Processes of Python forked from one that has imported mqfs, as imports take most of the time of a start.
 
     python -m tests.support.forked LINK [LISTENER MODULE...]
     python -m tests.support.forked FOLDER MODULE...
 
-Both are descriptors of sockets. It serves until LINK ends; others connect to LISTENER (fork_client.py). With a folder
-it serves the program that is there until it is killed. A message is a request: the words behind `python`, a folder and
-an environment, with four descriptors: standard input, output and error, and a pipe for how it ends. The answer is its
-process number. Modules are imported with all that are below them.
+LINK and LISTENER are descriptors of sockets. The process serves until LINK ends; other programs connect to LISTENER
+(fork_client.py). With a folder it serves the program in that folder, until it is killed. A message is a request: the
+arguments of `python`, a folder and an environment, with four descriptors: standard input, output and error, and a pipe
+for the exit status. The answer is the process number. Modules are imported with all their submodules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROOMS = (
 
 
 class Forked(subprocess.Popen[Any]):
-    """subprocess.Popen of [sys.executable, "-m" or "-c", ...], whose modules of ours are imported already."""
+    """A subprocess.Popen of [sys.executable, "-m" or "-c", ...] in which our modules are already imported."""
 
     def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], **more: Any) -> None:
         self._status = -1
@@ -52,7 +52,7 @@ class Forked(subprocess.Popen[Any]):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
         start_new_session, process_group,
     ) -> None:  # fmt: skip
-        """In the place of fork and exec."""
+        """Have the Forker fork the process, instead of fork and exec."""
         assert args[0] == sys.executable, args
         assert not any((preexec_fn, pass_fds, shell)), "no such processes are forked here"
         ends = [own if end == -1 else end for own, end in enumerate((p2cread, c2pwrite, errwrite))]
@@ -72,18 +72,18 @@ class Forked(subprocess.Popen[Any]):
         return self._look(0)
 
     def _look(self, timeout: float | None) -> int | None:
-        status = poll()  # `select` knows 1,024 descriptors
+        status = poll()  # `select` has a limit of 1,024 descriptors
         status.register(self._status, POLLIN)
         if self.returncode is None and status.poll(None if timeout is None else 1_000 * timeout):
             with self._waitpid_lock:  # type: ignore[attr-defined]
-                if self.returncode is None:  # empty: the process that forked it has ended
+                if self.returncode is None:  # empty: its Forker has ended
                     self.returncode = int(os.read(self._status, 32) or -signal.SIGKILL)
                     os.close(self._status)
         return self.returncode
 
 
 class Forker:
-    """The process that forks them; one in each process of pytest, started with the first of them."""
+    """The process that forks others. Each process of pytest has one, started with the first fork."""
 
     _one: Forker | None = None
 
@@ -107,7 +107,7 @@ class Forker:
         self._process.wait()
 
     def start(self, request: list[Any], standard: list[int]) -> tuple[int, int]:
-        """Its process number, and the pipe from which to read how it ends."""
+        """Start a process. Return its process number, and the pipe from which its exit status is read."""
         sys.audit("subprocess.Popen", sys.executable, *request[1:])  # see Guard in conftest.py
         status, ended = os.pipe()
         try:
@@ -119,7 +119,7 @@ class Forker:
 
 
 def listening(folder: str) -> socket.socket:
-    """Listen for the program `python` in that folder, by a name that other network namespaces do not see."""
+    """Listen for the program `python` in a folder, under a name that other network namespaces do not see."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + folder)
     listener.listen(100)
@@ -127,7 +127,7 @@ def listening(folder: str) -> socket.socket:
 
 
 def serve(link: socket.socket | None, *listeners: socket.socket) -> None:
-    """Fork a process for each request, and pass on how each ends; until the link ends."""
+    """Fork a process for each request, and pass on its exit status, until the link ends."""
     links: list[Any] = [*([] if link is None else [link]), *listeners]
     ends: dict[int, int] = {}
     woken, wake = os.pipe()
@@ -175,7 +175,7 @@ def reap(ends: dict[int, int]) -> None:
 
 
 def become(request: list[Any], descriptors: list[int]) -> NoReturn:
-    """Be `python WORDS`, and end as it does."""
+    """Behave as `python WORDS`, and end as that does."""
     alone, words, folder, environment = request
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
@@ -190,14 +190,14 @@ def become(request: list[Any], descriptors: list[int]) -> NoReturn:
     time.tzset()
     if "PYTHONUNBUFFERED" not in environment:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    # Programs that it starts may be forked, too: those that need no other descriptors than standard ones.
+    # Programs that this process starts may be forked, too, if they need only the standard descriptors.
     sys.executable = os.environ.pop("FORKED_PYTHON", sys.executable)
     how, what, *sys.argv[1:] = words[1:] if words[0] == "-P" else words
     code: Any = 0
     try:
         if how == "-m":
             if not hasattr(sys.modules.get(what), "__path__"):
-                sys.modules.pop(what, None)  # it is run as __main__
+                sys.modules.pop(what, None)  # runpy runs it as __main__
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
             main = sys.modules["__main__"] = ModuleType("__main__")
@@ -211,7 +211,7 @@ def become(request: list[Any], descriptors: list[int]) -> NoReturn:
 
 
 def leave(code: Any) -> NoReturn:
-    """As Python ends, but for the tens of milliseconds in which it takes all that was imported apart."""
+    """End as Python does, but without the destruction of all modules, which takes tens of milliseconds."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -221,9 +221,9 @@ def leave(code: Any) -> NoReturn:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """What a process may need, whatever it is."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads: what is forked beside one may find a lock held
-    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # and Arrow's
+    """Import the modules that forked processes may need."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # no threads of numpy: a forked process could find a lock held by one
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # nor of Arrow
     for name in modules:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):

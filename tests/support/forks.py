@@ -14,7 +14,7 @@ from tests.support.eventually import eventually
 
 
 def fork(ring: Ring, act: Callable[[Ring], None]) -> int:
-    """A child that attaches to the ring and does that; returns its process number."""
+    """Fork a child that attaches to the ring and calls `act`. Return its process number."""
     fd = os.dup(ring.fileno())
     pid = os.fork()
     if pid:
@@ -30,13 +30,13 @@ def fork(ring: Ring, act: Callable[[Ring], None]) -> int:
 
 
 def ended(pid: int) -> int:
-    """Wait for the child; its exit status, or minus the signal that ended it."""
+    """Wait for the child. Return its exit status, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @contextmanager
 def child(ring: Ring, act: Callable[[Ring], None]) -> Iterator[int]:
-    """A child that is killed at the end if it still runs."""
+    """Fork a child, and yield its process number. It is killed at the end of the block if it still runs."""
     pid = fork(ring, act)
     try:
         yield pid
@@ -49,7 +49,7 @@ def child(ring: Ring, act: Callable[[Ring], None]) -> Iterator[int]:
 
 
 def state_of(pid: int) -> str:
-    """One letter: T stopped, S asleep, R running, Z dead."""
+    """Return the state of a process: T stopped, S asleep, R running, Z dead."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rsplit(")", 1)[1].split()[0]
 

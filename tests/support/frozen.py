@@ -1,4 +1,4 @@
-"""A socket before a server's, which can stop to pass on what that says, and a mount behind it."""
+"""A proxy between a mount and its server, which can stop passing on the server's answers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tests.support.server import COMMAND, Server, unmount
 
 
 class Frozen:
-    """A socket before a server's. Once frozen, one more connection is answered its attach, and the next nothing."""
+    """A proxy socket of a server. When it is frozen, the next connection gets two answers, to its version and attach;
+    later connections get none."""
 
     def __init__(self, path: Path, server: str) -> None:
         self.path, self.server = path, server.removeprefix("unix!")
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen()
-        self.answers: Iterator[Iterable[int]] = itertools.repeat(itertools.count())  # of each connection
-        self.open: list[socket.socket] = []  # a client's, and the server's for it, in turn
+        self.answers: Iterator[Iterable[int]] = itertools.repeat(itertools.count())  # answers to pass on, by connection
+        self.open: list[socket.socket] = []  # pairs: the socket of a client, and its socket to the server
         self.muted: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -32,7 +33,7 @@ class Frozen:
                 theirs = socket.socket(socket.AF_UNIX)
                 try:
                     theirs.connect(self.server)
-                except OSError:  # it is away, or about to listen
+                except OSError:  # the server is down, or has not started to listen
                     ours.close()
                     theirs.close()
                     continue
@@ -49,7 +50,7 @@ class Frozen:
                     target.sendall(data)
 
     def mute(self) -> None:
-        """Pass on no more answers of the server to the clients of now."""
+        """Stop passing on answers of the server to the present clients."""
         self.muted.update(self.open[1::2])
 
     def freeze(self) -> None:
@@ -65,7 +66,7 @@ class Frozen:
 
 @contextlib.contextmanager
 def mounted_behind(folder: Path, server: Server, more: str = "") -> Iterator[tuple[Frozen, Server]]:
-    """A mount at `mq` of the folder, of a Frozen before that server. `more`: addresses."""
+    """Mount a server, through a Frozen, at `mq` in the folder. `more`: further addresses for `mqfs mount`."""
     (folder / "mq").mkdir()
     (folder / "mount").mkdir()
     frozen = Frozen(folder / "frozen", server.address)
@@ -76,6 +77,6 @@ def mounted_behind(folder: Path, server: Server, more: str = "") -> Iterator[tup
                 yield frozen, mount
             finally:
                 unmount(folder / "mq")
-    finally:  # no client comes any more
+    finally:  # no client connects any more
         frozen.listener.close()
         frozen.end()

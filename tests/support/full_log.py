@@ -1,4 +1,4 @@
-"""A group whose log is full: it refuses even a small message, a dead letter too."""
+"""A group whose log is full: it refuses even small messages, and dead letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ FILLER = "filler"
 
 
 def fill_log(group: Group) -> None:
-    """`group`: with the settings FULL, and of `deliver one` or `replay all`. Removing FILLER makes room again."""
+    """Fill the log of a group with the settings FULL, and with `deliver one` or `replay all`. Removing FILLER makes
+    room again."""
     group.create(FILLER)
     for size in (700_000, 70_000, 7_000, 700, 70, 1):
         with suppress(StreamFull):

@@ -1,4 +1,4 @@
-"""A tree over a memory store with a clock moved by hand, and short ways to use it."""
+"""A tree over a memory store with a clock that is moved by hand, and short calls to use it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BERT = User(1002, 1002, frozenset({1001}))
 
 
 def finished(tree: Tree, step: Any) -> Any:
-    """What a step comes to that is made in portions: by the clock of the system even a short one may be."""
+    """Return the result of a step that may be done in portions: by the system's clock even a short one may be."""
     while isinstance(step, Wait) and not step.settled:
         tree.run_timers()
     return step.result() if isinstance(step, Wait) else step
 
 
 class Hand:
-    """A tree and a group `g` in it, used as root unless said otherwise."""
+    """A tree with a group `g`, used as root by default."""
 
     def __init__(self, *lines: str) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""Whether there is a Java, for Spark, and how it is started here."""
+"""A check for Java, which Spark needs, and its options here."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 ARCHIVE = Path(sys.prefix) / "spark.jsa"  # Spark's classes, made by script/setup
-# For a JVM that lives for seconds: neither the optimizing compiler nor parallel garbage collection pays. Its own log,
-# which says when the archive does not fit a class path, would go to standard output. It looks up no name: some
-# machines do not know their own.
+# For a JVM that lives for seconds: neither the optimizing compiler nor parallel garbage collection pays. The JVM's own
+# log, with warnings about an archive that does not fit the class path, would go to standard output. The JVM looks up no
+# host name: some machines cannot resolve their own.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Djdk.net.hosts.file=/dev/null"
 SHORT_LIVED = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE}"
 
 
 def java() -> str:
-    """Why there is no Java, or ""."""
+    """Return why Java is missing, or ""."""
     program = shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ.get('PATH', '')}")
     if program is None:
         return "no java: apt install default-jre-headless"

@@ -1,4 +1,4 @@
-"""A Linux whose 9P client is used, in qemu."""
+"""A Linux in qemu, for its 9P client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOOT_S = patient(900)  # for a hang only: an emulated machine boots in seconds, 
 
 
 def missing() -> str:
-    """The thing that this machine lacks for the test; empty if none."""
+    """Return the missing requirement of the test; "" if there is none."""
     for program in ("qemu-system-x86_64", "busybox", "cpio"):
         if shutil.which(program) is None:
             return f"{program} is not installed"

@@ -1,8 +1,8 @@
-"""A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails on demand.
+"""A disk that keeps unsynced writes in memory only, and loses them, stops or fails on demand.
 
-Stands in for mqfs.store.disk.Disk. Durable are: of a file, its bytes when its last fdatasync began; of a folder,
-its entries when its last sync_folder began. A sync takes time: `meanwhile` runs in it, and its writes are not covered.
-`after_power_loss` gives the disk as the next start finds it.
+It replaces mqfs.store.disk.Disk. The durable part of a file is its bytes when its last fdatasync began; that of a
+folder is its entries when its last sync_folder began. A sync takes time: `meanwhile` runs during it, and writes of
+`meanwhile` are not synced. `after_power_loss` returns the disk as the next start finds it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mqfs.store.disk import Disk
 
 
 class Stopped(BaseException):
-    """The machine is gone: nothing in the program may catch this."""
+    """The stop of the machine: no code of the program may catch this."""
 
 
 class File:
     def __init__(self) -> None:
         self.data = bytearray()
         self.durable = b""
-        self.pending: list[tuple[int, bytes]] = []  # writes since; (length, b"") below 0: a new length of -1 - position
+        self.pending: list[tuple[int, bytes]] = []  # unsynced writes; a position below 0: a new length of -1 - position
 
     def write(self, position: int, data: bytes) -> None:
         self.data.extend(bytes(max(0, position - len(self.data))))
@@ -38,7 +38,7 @@ class File:
         self.pending.append((-1 - size, b""))
 
     def sync(self, count: int | None = None) -> None:
-        """The first `count` of the pending writes are durable; all without it."""
+        """Make the first `count` pending writes durable; None: all."""
         disk = bytearray(self.durable)
         for position, data in self.pending[:count]:
             size = max(len(disk), position + len(data)) if position >= 0 else -1 - position
@@ -50,11 +50,13 @@ class File:
         del self.pending[:count]
 
     def fail(self) -> None:
-        """As Linux does: what could not be written is clean from now on, and no later sync writes it."""
+        """Drop the pending writes, as Linux does: after a failed sync pages count as clean, and no later sync writes
+        them."""
         self.pending.clear()
 
     def survivor(self, luck: random.Random | None) -> File:
-        """Nothing of what is pending, or any sectors of it."""
+        """Return the file after a power cut: without the pending writes if `luck` is None, else with random sectors of
+        them."""
         file = File()
         file.write(0, self.durable)
         for position, data in self.pending if luck is not None else ():
@@ -74,7 +76,7 @@ class Folder:
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
         self.durable: dict[str, Any] = {}
-        self.pending: list[tuple[str, Any]] = []  # name, what it names from then on
+        self.pending: list[tuple[str, Any]] = []  # name, and its new node; None: removed
 
     def set(self, name: str, node: File | Folder | None) -> None:
         if node is None:
@@ -84,7 +86,7 @@ class Folder:
         self.pending.append((name, node))
 
     def sync(self, count: int | None = None) -> None:
-        """The first `count` of the pending changes are durable; all without it."""
+        """Make the first `count` pending changes durable; None: all."""
         durable = dict(self.durable)
         for name, node in self.pending[:count]:
             if node is None:
@@ -95,7 +97,8 @@ class Folder:
         del self.pending[:count]
 
     def survivor(self, luck: random.Random | None) -> Folder:
-        """Nothing of what is pending, or some number of the first changes, or any of them."""
+        """Return the folder after a power cut: without the pending changes if `luck` is None, else with some first
+        ones, or with random ones."""
         entries = dict(self.durable)
         count = luck.randint(0, len(self.pending)) if luck is not None else 0
         some = self.pending[:count]
@@ -114,9 +117,9 @@ class Folder:
 
 
 class LyingDisk(Disk):
-    """Files in memory. `stop_at`: the number of the call, counted from 1, in which the machine stops. `fail_at` and
-    `fail_with`: the call that fails with that errno; with `fail_on`, and all that follow. `calls` are those that change
-    something, `looks` those that do not; `fail_look_at` is the number of one of these that fails."""
+    """Files in memory. `calls` counts the calls that change the disk, from 1; `looks` those that only read. `stop_at`:
+    the call in which the machine stops. `fail_at`: the call that fails, with the errno `fail_with`; with `fail_on` all
+    later calls fail, too. `fail_look_at`: the look that fails."""
 
     def __init__(self, root: Folder | None = None) -> None:
         self.root = root if root is not None else Folder()
@@ -129,7 +132,7 @@ class LyingDisk(Disk):
         self.fail_on = False
         self.failed: list[str] = []
         self.luck = random.Random(0)
-        self.meanwhile: Callable[[], None] = lambda: None  # what the program does while the disk syncs
+        self.meanwhile: Callable[[], None] = lambda: None  # run during each sync
         self._files: dict[int, File] = {}
         self._next = 3
         if root is None:
@@ -144,11 +147,11 @@ class LyingDisk(Disk):
         _save(self.root, to)
 
     def after_kill(self) -> LyingDisk:
-        """The program is gone, the page cache is not."""
+        """Return the disk after a kill of the program: the page cache is still there."""
         return LyingDisk(self.root)
 
     def copy(self) -> LyingDisk:
-        """Another disk with the same bytes, all of them durable."""
+        """Return another disk with the same bytes, all durable."""
         return LyingDisk(_copy(self.root))
 
     # ------------------------------------------------------------ lies
@@ -227,7 +230,7 @@ class LyingDisk(Disk):
         self._files[fd].resize(size)
 
     def close(self, fd: int) -> None:
-        del self._files[fd]  # changes nothing, also of a program that the stop has ended
+        del self._files[fd]  # not counted: it changes nothing on the disk, also after a stop
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         self._count("allocate")
@@ -320,7 +323,7 @@ class LyingDisk(Disk):
 
 
 class RecordingDisk(LyingDisk):
-    """With what a kill, and what a power cut, would have left at each change."""
+    """A disk that records, at each change, the disks that a kill and a power cut would leave."""
 
     def __init__(self) -> None:
         super().__init__()

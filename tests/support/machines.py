@@ -1,8 +1,8 @@
-"""Several machines on one: network namespaces on a bridge, and what can be wrong with the wires between them.
+"""Several machines on one: network namespaces on a bridge, and faults of the wires between them.
 
-The wires run between namespaces alone: nothing is seen on the network of this machine. A way from one machine to
-another that is cut or slow runs through a `tun` device of each, whose packets this process loses or delays: the other
-direction, and other machines, are not touched. Needs root.
+The wires only connect namespaces: no packet reaches the network of this machine. If a direction between two machines is
+cut or slow, its packets pass through a `tun` device of each, and this process drops or delays them. The other direction
+and other machines are not affected. Needs root.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import time
 from collections.abc import Iterator
 
 LETTERS = "abcdefgh"
-_numbers = itertools.count()  # of the networks of this process
+_numbers = itertools.count()  # numbers of the networks of this process
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
 def command(*words: str) -> None:
-    """Run it; its error is in the AssertionError where it fails."""
+    """Run a command. Raises AssertionError with its error output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
@@ -39,20 +39,20 @@ class Machine:
         command("ip", "netns", "add", self.name)
 
     def ip(self, *words: str) -> None:
-        """ip(8) there."""
+        """Run ip(8) in the namespace."""
         command(*self.inside("ip", *words))
 
     def inside(self, *words: str) -> list[str]:
-        """The command that runs a command there."""
+        """Return the command that runs another in the namespace."""
         return ["nsenter", f"--net=/run/netns/{self.name}", *words]
 
     def remove(self) -> None:
-        """The namespace goes with its last process."""
+        """Remove the namespace, which lasts until the end of its last process."""
         command("ip", "netns", "del", self.name)
 
 
 class Network:
-    """A bridge in the first machine, and a wire from each other one to it."""
+    """A bridge in the first machine, and a wire to it from each other machine."""
 
     def __init__(self, count: int) -> None:
         self.machines: list[Machine] = []
@@ -83,25 +83,25 @@ class Network:
     # ------------------------------------------------------------ faults
 
     def cut(self, sender: Machine, receiver: Machine) -> None:
-        """What one sends to the other is lost; the other direction is as before."""
+        """Drop all packets of one direction; the other direction stays as it is."""
         self._redirect(sender, receiver, None)
 
     def isolate(self, machine: Machine) -> None:
-        """It and the others hear nothing of one another."""
+        """Drop all packets between this machine and the others."""
         for other in self.machines:
             if other is not machine:
                 self.cut(machine, other)
                 self.cut(other, machine)
 
     def slow(self, delay_s: float) -> None:
-        """Every packet between two machines takes that long."""
+        """Delay every packet between two machines by `delay_s` seconds."""
         for sender in self.machines:
             for receiver in self.machines:
                 if sender is not receiver:
                     self._redirect(sender, receiver, delay_s)
 
     def heal(self) -> None:
-        """All ways are as in the beginning."""
+        """Remove all faults."""
         if self._detour is not None:
             for sender, receiver in self._detour.clear():
                 sender.ip("route", "del", f"{receiver.address}/32")
@@ -126,17 +126,17 @@ class Detour:
     def __init__(self, machines: list[Machine]) -> None:
         self._tuns = {machine.address: _make_tun(machine) for machine in machines}
         self._delays: dict[tuple[str, str], tuple[float | None, Machine, Machine]] = {}
-        self._late: list[tuple[float, int, bytes]] = []  # when, to which device, what
+        self._late: list[tuple[float, int, bytes]] = []  # when it is due, its device, the packet
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detour", daemon=True)
         self._thread.start()
 
     def set(self, sender: Machine, receiver: Machine, delay_s: float | None) -> None:
-        """None: its packets are lost."""
+        """Delay the packets of one direction; None: drop them."""
         self._delays[sender.address, receiver.address] = (delay_s, sender, receiver)
 
     def clear(self) -> list[tuple[Machine, Machine]]:
-        """Carry nothing new; returns the ways there were."""
+        """Stop carrying new packets. Return the directions that were carried."""
         ways = [(sender, receiver) for _, sender, receiver in self._delays.values()]
         self._delays.clear()
         return ways
@@ -153,7 +153,7 @@ class Detour:
 
     def _take(self, packet: bytes) -> None:
         if packet[0] >> 4 != 4:
-            return  # the kernel asks for IPv6 neighbours
+            return  # the kernel searches for IPv6 neighbours
         sender, receiver = (socket.inet_ntoa(packet[at : at + 4]) for at in (12, 16))
         delay_s, *_ = self._delays.get((sender, receiver), (None,))
         if delay_s is not None:
@@ -167,19 +167,19 @@ class Detour:
 
 
 def _make_tun(machine: Machine) -> int:
-    """Its descriptor; the device goes with it."""
+    """Make the tun device of a machine. Return its descriptor; the device lasts until that is closed."""
     fd, name = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), f"tun{os.getpid()}"
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     command("ip", "link", "set", name, "netns", machine.name, "name", "detour")
     machine.ip("link", "set", "detour", "up")
-    loose = "for file in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 >$file; done"  # answers come another way
+    loose = "for file in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 >$file; done"  # answers use another device
     command(*machine.inside("sh", "-c", loose))
     return fd
 
 
 @contextlib.contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Removed at the end of the block; the processes there are to have ended."""
+    """Make a network for the block. Processes in it must have ended at the end of the block."""
     made = Network(count)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A name space of mounts where mount(8) finds our mount.mqfs, as on a machine where mqfs is installed."""
+"""A mount namespace in which mount(8) finds our mount.mqfs, as on a machine where mqfs is installed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HOLD = 'mount --bind "$1" "$2" && echo ready && exec cat'
 
 
 def own_mounts(*options: str) -> list[str]:
-    """The beginning of a command: what follows runs in a name space of mounts of its own. `options`: of unshare(1).
+    """Return the first words of a command that runs in a mount namespace of its own. `options`: of unshare(1).
 
-    Skips the test in a chroot, whose root directory is no mount point: what is mounted cannot be kept apart there, and
-    nsenter(1) would leave it.
+    Skips the test in a chroot, whose root directory is not a mount point: mounts cannot be isolated there, and
+    nsenter(1) would leave the chroot.
     """
     with open("/proc/self/mountinfo", encoding="utf-8") as table:
         if not any(line.split()[4] == "/" for line in table):
@@ -32,7 +32,7 @@ def own_mounts(*options: str) -> list[str]:
 
 
 class MountSpace:
-    """Mounts in it are nowhere else; they are taken away at the end. Needs root."""
+    """A mount namespace. Its mounts are visible only in it, and are removed at the end. Needs root."""
 
     def __init__(self, folder: Path) -> None:
         programs = folder / "sbin"
@@ -48,17 +48,17 @@ class MountSpace:
         assert self._holder.stdout.readline() == "ready\n"
 
     def run(self, *words: str | Path) -> tuple[int, str]:
-        """The exit code of a command there, and what it printed."""
+        """Run a command in the namespace. Return its exit code and its output."""
         command = ["nsenter", "-m", "-t", str(self._holder.pid), *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, stdin=subprocess.DEVNULL)
         return done.returncode, done.stdout + done.stderr
 
     def path(self, path: Path) -> Path:
-        """A path there, as it is to be opened here."""
+        """Return the path by which this process opens a path of the namespace."""
         return Path(f"/proc/{self._holder.pid}/root{path}")
 
     def servers(self) -> list[int]:
-        """The processes that serve its mounts."""
+        """Return the processes that serve its mounts."""
         space, found = os.stat(f"/proc/{self._holder.pid}/ns/mnt").st_ino, []
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):

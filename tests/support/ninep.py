@@ -1,4 +1,4 @@
-"""What the 9P tests share: a tree in memory, a session without sockets, a server on real ones, arbitrary messages."""
+"""Helpers of the 9P tests: a tree in memory, a session without sockets, a server on real ones, arbitrary messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Line:
         self.session.receive(b"".join(encode(parse(line), unix) for line in lines))
 
     def take(self) -> bytes:
-        """What the session has to send, counted as taken."""
+        """Take the bytes that the session has to send."""
         data = b"".join(self.session.take())
         self.taken += len(data)
         return data
@@ -92,7 +92,7 @@ class Line:
 
 
 class Running:
-    """A server in a thread of its own, on a unix socket (and TCP if asked, and TLS if it has the option `tls`)."""
+    """A server in a thread of its own, on a unix socket, with `tcp` also on TCP, and with the option `tls` on TLS."""
 
     def __init__(self, tree: Tree, folder: Path, tcp: bool = False, **options: Any) -> None:
         self.tree = tree
@@ -174,7 +174,7 @@ def running(tree: Tree, folder: Path, **options: Any) -> Iterator[Running]:
 
 
 class Raw:
-    """A real socket of a server, spoken to in lines of the notation."""
+    """A real connection to a server, with requests and replies as lines of the notation."""
 
     def __init__(self, sock: socket.socket, version: str = "") -> None:
         self.socket, self.unix = sock, False
@@ -189,7 +189,7 @@ class Raw:
         self.socket.sendall(b"".join(encode(parse(line), self.unix) for line in lines))
 
     def reply(self) -> str:
-        """The next reply; EOF at the end of the connection."""
+        """Return the next reply; EOF at the end of the connection."""
         while not self._queue:
             try:
                 data = self.socket.recv(65_536)
@@ -206,7 +206,7 @@ class Raw:
         return self.reply()
 
     def sync(self) -> None:
-        """Everything sent so far was performed; what it answered is queued."""
+        """Wait until the server has performed all earlier requests, and queue their replies."""
         self.send("Tflush tag 65000 oldtag 65001")
         seen = []
         while (line := self.reply()) not in ("Rflush tag 65000", "EOF"):
@@ -255,12 +255,12 @@ _MESSAGES = {unix: _messages(unix) for unix in (False, True)}
 
 
 def messages(unix: bool) -> st.SearchStrategy[Any]:
-    """Any message that the wire format can carry."""
+    """Generate any message of the wire format."""
     return _MESSAGES[unix]
 
 
 def broken(session: Session, data: bytes) -> bool:
-    """Feed bytes: was the connection to be ended?"""
+    """Feed bytes to a session. Whether the connection has to end."""
     try:
         session.receive(data)
     except BadFrame:
@@ -269,7 +269,7 @@ def broken(session: Session, data: bytes) -> bool:
 
 
 class FailingReader(MemoryLogReader):
-    """Reads a log of a disk whose reads fail from some time on."""
+    """A log reader on a disk whose reads fail while `failing`."""
 
     failing = False
 
@@ -287,7 +287,7 @@ class FailingStore(MemoryStore):
 
 
 class SlowStore(MemoryStore):
-    """A store whose disk can be slow: then nothing counts as being on it until `release`."""
+    """A store whose disk can be slow: then no record counts as synced until `release`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class SlowStore(MemoryStore):
         return bucket
 
     def release(self) -> None:
-        """The disk has everything."""
+        """Complete all pending syncs."""
         owed = self.owed[:]
         self.owed.clear()
         for then in owed:
@@ -310,7 +310,7 @@ class SlowStore(MemoryStore):
 
 
 class SlowLog(MemoryLog):
-    """A log of such a store."""
+    """A log of a SlowStore."""
 
     def __init__(self, store: SlowStore, number: int, state: bytes) -> None:
         super().__init__(number, state)

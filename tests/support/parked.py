@@ -1,4 +1,4 @@
-"""How many reads and writes an engine holds, counted where they are held."""
+"""A count of the blocked reads and writes of an engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mqfs.engine.tree.tree import Tree
 
 
 def parked(tree: Tree) -> int:
-    """The number of calls that wait in all groups. On the engine's thread only."""
+    """Return the number of blocked calls in all groups. Only on the engine's thread."""
     count = 0
     for group in tree.groups.values():
         waits = [group.fanout.order_waits, group.fanout.cursor_waits, *group.fanout.view_waits.values()]

@@ -1,4 +1,4 @@
-"""Ports for programs that cannot be given port 0, or that come back at the same one."""
+"""Ports for programs that do not accept port 0, or that use the same port again after a restart."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import random
 import socket
 
-# Below those that the kernel gives to clients, so that none takes it between two starts. Each worker of pytest has its
-# own, and gives each once: its program may not listen yet when the next is asked for.
+# Below the range from which the kernel assigns ports to clients, so that no client uses one between two starts. Each
+# worker of pytest has its own ports, and returns each once: its program may not listen yet at the next call.
 _WORKER, _WORKERS = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
 _OWN = range(10_000 + int(_WORKER.removeprefix("gw")), 32_000, int(_WORKERS))
-_ports = itertools.cycle(random.Random().sample(_OWN, len(_OWN)))  # not seeded: other runs of pytest may be beside
+_ports = itertools.cycle(random.Random().sample(_OWN, len(_OWN)))  # not seeded: other pytests may run, too
 
 
 def free_port() -> int:
-    """One that no program listens at, and that was not given before."""
+    """Return a port on which no program listens, and which was not returned before."""
     while True:
         port = next(_ports)
         with socket.socket() as sock:

@@ -13,7 +13,7 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import environment
 
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F", "-O", "^metadata_csum_seed"], "xfs": ["mkfs.xfs", "-q", "-f"]}
-# nouuid: the one before may still be mounted in another namespace
+# nouuid: the previous file system may still be mounted in another namespace
 MOUNT = {"ext4": ["-o", "noauto_da_alloc,commit=1"], "xfs": ["-o", "nouuid"]}
 
 
@@ -22,14 +22,14 @@ def run(*command: str | Path) -> str:
 
 
 def unmount(at: Path) -> None:
-    """A process may be about to end there, or look for a file."""
+    """Unmount, with retries while a process still uses the mount."""
     eventually(lambda: subprocess.run(["umount", at], check=False, capture_output=True).returncode == 0, "unmounted")
 
 
 @contextlib.contextmanager
 def mount_point(at: Path) -> Iterator[None]:
-    """A folder of which other mount namespaces, which begin as copies of ours, see the end of each mount: a file system
-    that lived on there would write to a disk that has another by then."""
+    """Make a folder a shared mount point, so that unmounts reach other mount namespaces, which begin as copies of ours.
+    Else a file system would stay mounted there, and write to a disk that has another file system by then."""
     run("mount", "--bind", at, at)
     try:
         run("mount", "--make-shared", at)
@@ -40,7 +40,7 @@ def mount_point(at: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
-    """A file system in a file; the loop device goes with the mount."""
+    """Mount a file system in a file, within the block. The loop device is removed with the mount."""
     device = run("losetup", "--find", "--show", file)
     try:
         run("mount", *options, device, at)
@@ -54,7 +54,7 @@ def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
 
 
 class PowerDisk:
-    """The process that is the disk."""
+    """The process that serves the disk."""
 
     def __init__(self, folder: Path, durable: Path, size: int) -> None:
         command = [sys.executable, "-m", "tests.support.block_device", str(folder), str(durable), str(size)]

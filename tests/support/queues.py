@@ -1,4 +1,4 @@
-"""A group with work queues in it, and short ways to use them."""
+"""A group with work queues, and short calls to use them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIG = 1 << 20
 
 
 class Taker:
-    """A stream of a `deliver one` group, open to take from: as a client that continues where it is, at its offset."""
+    """An open stream of a `deliver one` group, read as by a client that advances its offset with each read."""
 
     def __init__(self, handle: Any) -> None:
         self.handle, self.offset = handle, 0
@@ -45,9 +45,9 @@ class Taker:
 
 
 class Queues(Hand):
-    """A tree, a group `g` in it and a stream `s` in that. With a path, on disk: then it can be restarted."""
+    """A tree with a group `g` and a stream `s` in that. With a path the store is on disk, and can be restarted."""
 
-    on_disk: ClassVar[list[Queues]] = []  # to be closed at the end of the test: see tests/conftest.py
+    on_disk: ClassVar[list[Queues]] = []  # closed at the end of the test by tests/conftest.py
 
     def __init__(self, *lines: str, path: Path | None = None, clock: Any = None) -> None:
         self.clock: Any = clock or ManualClock()
@@ -61,7 +61,8 @@ class Queues(Hand):
         self.stream("s")
 
     def restart(self, *, clean: bool = True, while_down: Any = None) -> None:
-        """A new server over the same store; without `clean`, over what a kill leaves. All handles are lost."""
+        """Open the store again; without `clean`, its state after a kill. All handles are lost. `while_down` is called
+        between."""
         assert self.path is not None
         killed = self.path.with_name("killed")
         if not clean:
@@ -88,7 +89,7 @@ class Queues(Hand):
         self.ctl(" ".join(["consumer", name, *words]))
 
     def worker(self, name: str = "w", *commands: str, user: User = ROOT) -> Any:
-        """A handle of a consumer, open for reading and writing."""
+        """Open a consumer for reading and writing, and write commands to it."""
         handle = self.at(f".consumers/{name}", os.O_RDWR, user)
         for command in commands:
             say(handle, command)
@@ -98,7 +99,7 @@ class Queues(Hand):
         return Taker(self.at(name, os.O_RDWR, user))
 
     def put(self, body: bytes, stream: str = "s", user: User = ROOT, **keys: Any) -> int:
-        """Put a message; the sequence that the next read gave."""
+        """Put a message. Return its sequence, which the next read gives."""
         handle = self.at(".put", os.O_RDWR, user)
         assert not isinstance(handle.write(json.dumps({"stream": stream, **keys}).encode() + b" " + body), Wait)
         sequence = int(handle.read(64))
@@ -106,7 +107,7 @@ class Queues(Hand):
         return sequence
 
     def shows(self, path: str, user: User = ROOT) -> list[bytes]:
-        """The messages that an open for reading only shows."""
+        """Return the messages that an open for reading only returns."""
         handle = self.at(path, os.O_RDONLY, user)
         pieces: list[bytes] = []
         while piece := handle.read(BIG, sum(map(len, pieces))):
@@ -115,7 +116,7 @@ class Queues(Hand):
         return pieces
 
     def kept(self, stream: str = "s") -> list[dict[str, Any]]:
-        """What the stream keeps, as JSON objects."""
+        """Return the kept messages of a stream, as JSON objects."""
         handle = self.at(".cursor", os.O_RDWR)
         handle.write(f"select {stream}\nseek first\nuntil end\nformat json\n".encode())
         rows = []
@@ -128,18 +129,18 @@ class Queues(Hand):
         return dict(json.loads(self.text(".stats"))["consumers"][consumer])
 
     def row(self, stream: str = "s") -> dict[str, Any]:
-        """The `.stats` of a stream."""
+        """Return the `.stats` of a stream."""
         return dict(json.loads(self.text(".stats"))["streams"][stream])
 
     def queue(self, stream: str = "s") -> dict[str, Any]:
-        """The `.stats` of a stream's nameless consumer."""
+        """Return the `.stats` of the default consumer of a stream."""
         return dict(self.row(stream)["consumer"])
 
     def errors(self, user: User = ROOT) -> list[str]:
         return [json.loads(line)["text"] for line in self.text(".errors", user).splitlines()]
 
     def pass_time(self, seconds: int) -> None:
-        """The server looks at the clock once a second."""
+        """Move the clock, with a tick of the server for each second."""
         for _ in range(seconds):
             self.clock.forward(1)
             self.tree.tick()
@@ -150,7 +151,7 @@ def say(handle: Any, line: str) -> None:
 
 
 def read(handle: Any) -> bytes:
-    """A read that has an answer."""
+    """Read, and assert that the read need not wait."""
     data = handle.read(BIG)
     assert not isinstance(data, Wait)
     return bytes(data)
@@ -163,7 +164,7 @@ def waits(handle: Any) -> bool:
 
 
 def drain(handle: Any, *, ack: bool = True) -> list[bytes]:
-    """Every message that is to be had at once."""
+    """Read all messages that are ready, and return their bodies. `ack`: acknowledge each."""
     bodies: list[bytes] = []
     while True:
         step = handle.read(BIG)
@@ -178,7 +179,7 @@ def drain(handle: Any, *, ack: bool = True) -> list[bytes]:
 
 
 def told(handle: Any) -> dict[str, str]:
-    """What `info` says of the last message."""
+    """Return the lines of `info` about the last message."""
     say(handle, "info")
     text = read(handle).decode()
     assert text.endswith("\n\n")
@@ -186,7 +187,7 @@ def told(handle: Any) -> dict[str, str]:
 
 
 def refusal(handle: Any, line: str) -> MqfsError:
-    """The error that a line written to the handle raises; its text is the next read's."""
+    """Write a line that is refused, and return the error. Asserts that the next read returns its text."""
     with pytest.raises(MqfsError) as caught:
         handle.write(f"{line}\n".encode())
     assert read(handle) == f"{caught.value}\n".encode()

@@ -1,4 +1,4 @@
-"""`mqfs serve` as a real process, for tests: started and waited for until it is ready, killed, started again."""
+"""`mqfs serve` as a real process: a test starts it, waits until it is ready, kills it, and starts it again."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.support.forked import Forked
 
 COMMAND = [sys.executable, "-m", "mqfs"]
 SERVE = (*COMMAND, "serve")
-AT_START = ("PYTHON", "LD_", "MALLOC_", "LC_", "LANG")  # variables that a process reads when it begins
+AT_START = ("PYTHON", "LD_", "MALLOC_", "LC_", "LANG")  # variables that a process reads at its start
 NO_FUSE = "/dev/fuse is missing or may not be opened: load the fuse module, or chmod 666 /dev/fuse"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, with the sources found from any directory."""
+    """Return our environment, with which the sources are found from any directory."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
 
 
 def mqfs(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that is to end by itself; standard input is empty."""
+    """Run a command that ends by itself; standard input is empty."""
     return run([*COMMAND, *arguments], cwd=cwd, env=environment(**more), text=True)
 
 
 def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], **more: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen of a Python that imports modules of ours: forked from one that has, where that is the same."""
+    """Start a Python that imports our modules: forked from one that has imported them, if that makes no difference."""
     ours = environment()
     changed = (name for name in {*ours, *env} - {"PYTHONUNBUFFERED"} if env.get(name) != ours.get(name))
     same = command[0] == sys.executable and not any(name.startswith(AT_START) for name in changed)
@@ -46,7 +46,7 @@ def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], **more: 
 
 
 def run(command: Sequence[str], *, input: Any = None, **more: Any) -> subprocess.CompletedProcess[Any]:
-    """Such a process from its beginning to its end, and what it printed."""
+    """Start a process as `start`, wait for its end, and return its output."""
     stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
     with start(command, **{"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}) as process:
         try:
@@ -58,14 +58,14 @@ def run(command: Sequence[str], *, input: Any = None, **more: Any) -> subprocess
 
 
 class Ready:
-    """A NOTIFY_SOCKET."""
+    """A NOTIFY_SOCKET that receives the messages of a server."""
 
     def __init__(self, folder: Path, *, abstract: bool = False) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.address = f"@mqfs-test-{os.getpid()}-{id(self)}" if abstract else str(folder / f".notify-{id(self):x}")
         self.socket.bind("\0" + self.address[1:] if abstract else self.address)
         if not abstract:
-            os.chmod(self.address, 0o666)  # the server may be another user's
+            os.chmod(self.address, 0o666)  # the server may run as another user
         self.socket.settimeout(0.05)
 
     def next(self) -> str | None:
@@ -81,8 +81,8 @@ class Ready:
 
 
 class Server:
-    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`; a module of
-    Python is forked from a process that has imported ours (forked.py)."""
+    """A server that is ready. `log` has its output. `program`: the command to run instead of `mqfs serve`. A command
+    `python -m` is forked from a process that has imported our modules (forked.py)."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Server:
 
     @classmethod
     def at(cls, folder: Path, *options: str, mount: bool = False, **more: Any) -> Server:
-        """Over the store of a folder, on its `socket`, with `mount` mounted at its `mq`."""
+        """Start a server over the store of a folder, on its `socket`; with `mount` also mounted at its `mq`."""
         if mount:
             (folder / "mq").mkdir(exist_ok=True)
             more["mount"] = folder / "mq"
@@ -139,7 +139,7 @@ class Server:
 
     @property
     def path(self) -> Path:
-        """Where it is mounted."""
+        """The mount point."""
         assert self.mount is not None
         return self.mount
 
@@ -147,7 +147,7 @@ class Server:
         return self.log.read_text(errors="replace")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; the exit code. After SIGKILL the dead mount stays, as it does for a user."""
+        """Send a signal, and return the exit code. After SIGKILL the dead mount stays, as it does for a user."""
         self.process.send_signal(number)
         return self.process.wait(HANG_S)
 
@@ -155,7 +155,7 @@ class Server:
         self.stop(signal.SIGKILL)
 
     def restart(self, number: int = signal.SIGKILL) -> None:
-        """End it by that signal, and start it again."""
+        """End the server by a signal, and start it again."""
         self.stop(number)
         self.start()
 
@@ -163,7 +163,7 @@ class Server:
         return library.connect(self.address, **{"transport": self.transport, **options})
 
     def group(self, name: str, *ctl: str, streams: Sequence[str] = ()) -> Path:
-        """A new group in the mount, with those settings and streams."""
+        """Make a group in the mount, with settings and streams."""
         path = self.path / name
         path.mkdir()
         if ctl:
@@ -173,7 +173,7 @@ class Server:
         return path
 
     def close(self) -> None:
-        """End it, whatever became of it; its log may have no traceback."""
+        """End the server, in whatever state, and unmount. Asserts that its log has no traceback."""
         try:
             if self.process.poll() is None:
                 self.stop()
@@ -188,13 +188,13 @@ class Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with contextlib.suppress(*([AssertionError] if kind is not None else [])):  # the first failure says more
+        with contextlib.suppress(*([AssertionError] if kind is not None else [])):  # the first failure is more useful
             self.close()
 
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """Its name fits into the path of a socket, and other users may enter (pytest's own they may not)."""
+    """Make a folder whose name fits into the path of a socket, and which other users may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="mqfs-", ignore_cleanup_errors=True) as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -202,7 +202,7 @@ def short_folder() -> Iterator[Path]:
 
 
 def keepers(path: Path) -> list[int]:
-    """The processes that hold the rings of servers over that store, or over stores below that folder."""
+    """Return the fd keepers of servers over a store, or over stores below a folder."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it ended
@@ -213,7 +213,7 @@ def keepers(path: Path) -> list[int]:
 
 
 def end_keepers(folder: Path) -> None:
-    """End those of servers that were killed and never started again."""
+    """End the fd keepers of servers that were killed and not started again."""
     for pid in keepers(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -224,13 +224,13 @@ def can_mount() -> bool:
 
 
 def mounted(path: Path) -> bool:
-    """Is something mounted there, be it dead or alive?"""
+    """Whether there is a mount, dead or alive."""
     with open("/proc/self/mountinfo", "rb") as file:
         return any(line.split(b" ")[4].replace(b"\\040", b" ") == os.fsencode(path.absolute()) for line in file)
 
 
 def unmount(path: Path) -> None:
-    """Clean up after a server that was killed."""
+    """Unmount, also after a server that was killed."""
     while mounted(path):
         command = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
         subprocess.run([*command, str(path)], check=True, capture_output=True)

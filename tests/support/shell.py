@@ -1,6 +1,6 @@
-"""An interactive bash that a test types into, as the reader of a page would.
+"""An interactive bash that a test types into, as a reader of a page does.
 
-It has the terminal and the prompt. The lines to type and their expected output are in the tests.
+This module handles the terminal and the prompt. The tests have the lines to type and their expected output.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
 
 PROMPT = r"<<(\d+)>>"
-JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
+JOB = re.compile(r"\[\d+\]")  # reports of an interactive shell about its jobs
 
 
 class Shell:
-    """A shell, as far as it can be seen from the outside."""
+    """A shell, seen from its terminal."""
 
     def __init__(self, folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> None:
-        """`inside`: the command that runs bash, for one in a network of its own."""
+        """Start the shell. `inside`: the command that runs bash in a network namespace."""
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}
-        # A page says nothing of partitions, and Spark would shuffle its few rows by 200 tasks.
+        # Pages set no number of partitions, and Spark would shuffle their few rows in 200 tasks.
         known["SPARK_SUBMIT_OPTS"] = f"{SHORT_LIVED} -Dspark.sql.shuffle.partitions=2"
-        known["SPARK_LOCAL_IP"] = "127.0.0.1"  # else Spark looks for the address of the machine by its name
+        known["SPARK_LOCAL_IP"] = "127.0.0.1"  # else Spark resolves the name of the machine
         program, *words = [*inside, "bash", "--norc", "--noprofile", "--noediting"]
         self.terminal = pexpect.spawn(
             program,
@@ -43,7 +43,7 @@ class Shell:
             use_poll=True,
         )
         self.terminal.delaybeforesend = None
-        self.code = 0  # of what was typed last
+        self.code = 0  # exit code of the last command
         self.said: list[str] = []
         self.prompt()
 
@@ -52,7 +52,7 @@ class Shell:
         self.terminal.sendline(line)
 
     def prompted(self, seconds: float = HANG_S) -> bool:
-        """Has the prompt come within that time? Then `said` are the lines that came before it."""
+        """Whether the prompt appears within that time. Then `said` has the lines before it."""
         if self.terminal.expect([PROMPT, pexpect.TIMEOUT], timeout=seconds) != 0:
             return False
         self.code = int(self.terminal.match[1])
@@ -61,17 +61,17 @@ class Shell:
         return True
 
     def prompt(self) -> list[str]:
-        """Wait for the prompt; the lines that came before it."""
+        """Wait for the prompt, and return the lines before it."""
         assert self.prompted(), f"no prompt within {HANG_S} s, but: {self.terminal.before!r}"
         return self.said
 
     def type(self, line: str) -> list[str]:
-        """Type a line that ends by itself; what it shows."""
+        """Type a command that ends by itself, and return its output."""
         self.begin(line)
         return self.prompt()
 
     def shows(self, *wanted: str, prompt: bool = False) -> None:
-        """Wait until these lines have come, and the prompt if it is asked for; nothing else does until then."""
+        """Wait for these lines and, with `prompt`, for the prompt. Asserts that there are no other lines until then."""
         shown: list[str] = []
         while len(shown) < len(wanted) or prompt:
             if self.terminal.expect([PROMPT, "\r\n"]) == 0:
@@ -82,7 +82,7 @@ class Shell:
         assert shown == list(wanted)
 
     def end(self) -> None:
-        """Hang up; also on a server that runs here because a test failed, and does not mind."""
+        """Hang up. Kill all other processes of the session: a server that a failed test left ignores the hangup."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(ProcessLookupError):
                 if os.getsid(int(process.name)) == self.terminal.pid != int(process.name):
@@ -90,18 +90,18 @@ class Shell:
         self.terminal.close(force=True)
 
     def raw(self) -> bool:
-        """Does what runs now take every key itself?"""
+        """Whether the running program reads every key itself."""
         return not termios.tcgetattr(self.terminal.child_fd)[3] & termios.ISIG
 
     def interrupt(self) -> list[str]:
-        """Ctrl-C, and wait for the prompt."""
+        """Type Ctrl-C, and wait for the prompt."""
         self.terminal.sendintr()
         return self.prompt()
 
 
 @contextmanager
 def shell(folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> Iterator[Shell]:
-    """For as long as the block runs."""
+    """Run a shell for the block."""
     it = Shell(folder, path, inside=inside, **more)
     try:
         yield it

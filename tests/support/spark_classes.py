@@ -2,8 +2,8 @@
 
     python -m tests.support.spark_classes
 
-Java archives the classes that it loads: a Spark starts in a third of the time. And the zips from which Spark's Pythons
-import pyspark get byte code: each of them is a new process, and would compile what it imports.
+Java archives the classes that it loads, so that Spark starts in a third of the time. The zips from which Spark's
+Pythons import pyspark get byte code: each Python is a new process, and would compile its imports.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def compile_zips() -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             with ZipFile(path) as zipped:
                 zipped.extractall(f"{folder}/all")
-            # Beside its source, where an import from a zip looks for it.
+            # Beside its source, where an import from a zip searches for it.
             compile_dir(f"{folder}/all", quiet=2, legacy=True, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
             os.rename(make_archive(f"{folder}/new", "zip", f"{folder}/all"), path)
 
 
 def run(folder: str) -> None:
-    """What most tests do: read, write and copy, as a batch and as a stream, through Python."""
+    """Do the steps of most tests: read, write and copy, as a batch and as a stream, through Python."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

@@ -1,5 +1,5 @@
-"""The Pythons of a Spark, forked from one that has imported what they need: a short query takes a dozen, and each would
-import for half a second of a processor."""
+"""The Pythons of Spark, forked from one that has imported their modules: a short query starts a dozen, and the imports
+of each would take half a second of processor time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support import ROOT, fork_client
 from tests.support.forked import Forker, listening
 
-# Not data_source_pushdown_filters: by its import pyspark_mqfs/reader.py sees whether Spark pushes filters.
+# Without data_source_pushdown_filters: from its import pyspark_mqfs/reader.py concludes that Spark pushes filters.
 MODULES = (
     "pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.streaming.python_streaming_source_runner", "pyspark_mqfs",
@@ -23,8 +23,8 @@ MODULES = (
 
 @contextmanager
 def forked_python(*modules: str) -> Iterator[str]:
-    """A program in the place of `python`, for PYSPARK_PYTHON without `modules`: what it runs is forked from a process
-    of ours that has imported these."""
+    """Make a replacement for `python`, and yield its path. Its processes are forked from one that has imported
+    `modules`; without these, it is for PYSPARK_PYTHON."""
     with tempfile.TemporaryDirectory(prefix="mqfs-") as folder:
         with listening(folder) as listener:
             forker = Forker({**os.environ, "PYTHONPATH": str(ROOT)}, *(modules or MODULES), listener=listener)
@@ -35,12 +35,13 @@ def forked_python(*modules: str) -> Iterator[str]:
 
 
 def write(folder: Path) -> Path:
-    """The program for PYSPARK_PYTHON, in a new folder, of a command that is started by `beside`."""
+    """Write a program for PYSPARK_PYTHON into a new folder, for a command of `beside`. Return its path."""
     folder.mkdir()
     return fork_client.write(folder / "python")
 
 
 def beside(program: Path, *command: str) -> list[str]:
-    """A command, and in its session the process that `program` forks from; both end by a kill of that session."""
+    """Return a command that also runs, in its session, the process from which `program` forks. A kill of the session
+    ends both."""
     python = shlex.join([sys.executable, "-m", "tests.support.forked", str(program.parent), *MODULES])
     return ["sh", "-c", f'PYTHONPATH={shlex.quote(str(ROOT))} {python} </dev/null >&2 & exec "$@"', "sh", *command]

@@ -1,4 +1,4 @@
-"""Limits made small for a while, so that a test of a few hundred steps sees rolls, parts and blocks."""
+"""Small limits for a while, so that a test of a few hundred steps reaches several segments, parts and blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {
 
 @contextlib.contextmanager
 def lowered(**values: int) -> Iterator[None]:
-    """`lowered(**SMALL)`."""
+    """Set limits within the block, as in `lowered(**SMALL)`."""
     before = {name: getattr(limits, name) for name in values}
     for name, value in values.items():
         setattr(limits, name, value)
@@ -36,7 +36,7 @@ def lowered(**values: int) -> Iterator[None]:
 
 
 def abandon(store: DiskStore) -> None:
-    """What a kill does: descriptors and the lock go, nothing is written."""
+    """Close descriptors and the lock without a write, as a kill does."""
     segments: Any = store.descriptors._open
     for segment in segments:
         if segment.fd >= 0:
@@ -47,7 +47,7 @@ def abandon(store: DiskStore) -> None:
 
 
 def damage(folder: Path, text: bytes) -> None:
-    """Change the first bytes of that text in the files that have it."""
+    """Change the first bytes of a text in each file that has it."""
     for path in folder.rglob("*"):
         if path.is_file() and (at := path.read_bytes().find(text)) >= 0:
             with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""The timers of a tree that a test serves without the rest of a server."""
+"""The timers of a tree that a test uses without the rest of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqfs.server.app import LEAST_WAIT_S
 
 
 async def ring_timers(tree: Tree) -> None:
-    """Ring them when they are due, for ever: what takes long is continued by them."""
+    """Run the timers of a tree when they are due, without end. Timers also continue long steps."""
     while True:
         sooner = trio.Event()
         tree.timers.on_sooner = sooner.set

@@ -1,4 +1,4 @@
-"""Tokens of tests: secrets, and the lines that a file of tokens has of them."""
+"""Tokens of tests: secrets, and their lines in a file of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mqfs.syntax.lines import TokenLine, digest, id_of, print_line
 
 
 def secret_of(token: str) -> str:
-    """The secret of a token of that ID."""
+    """Return the secret of a token."""
     return f"mq_{token}_{token:s>43}"
 
 

@@ -1,4 +1,4 @@
-"""The tools, run as a user runs them against a mounted server."""
+"""The command-line tools, run as by a user against a mounted server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support import ROOT
 from tests.support.anyone import python_for_anyone
 from tests.support.server import NO_FUSE, Server, can_mount, run, start
 
-NOT_OURS = {"MQFS", "PIN", "PIN_DETACH", "COLUMNS", "LINES"}  # a terminal of a test has its own size
+NOT_OURS = {"MQFS", "PIN", "PIN_DETACH", "COLUMNS", "LINES"}  # the terminal of a test has its own size
 MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
 
 
 def environment(**more: str) -> dict[str, str]:
-    """As a user's shell with the tools in its PATH has it; mq-cat and pin are scripts in tests/tools/bin."""
+    """Return the environment of a user with the tools in PATH; mq-cat and pin are scripts in tests/tools/bin."""
     env = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
     env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "TERM": "dumb", "SHELL": "/bin/sh", "PS1": "$ "}
     env["PATH"] = f"{ROOT / 'tests/tools/bin'}:{env['PATH']}"
@@ -31,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def tools_server(folder: Path) -> Iterator[Server]:
-    """A mounted server for as long as the block runs."""
+    """Run a mounted server for the block."""
     if not can_mount():
         pytest.skip(NO_FUSE)
     with Server.at(folder, mount=True) as server:
@@ -39,7 +39,7 @@ def tools_server(folder: Path) -> Iterator[Server]:
 
 
 def say(stream: Path, *bodies: str | bytes) -> None:
-    """One message for each body."""
+    """Write each body to a stream as a message."""
     fd = os.open(stream, os.O_WRONLY)
     try:
         for body in bodies:
@@ -49,14 +49,14 @@ def say(stream: Path, *bodies: str | bytes) -> None:
 
 
 def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **more: Any) -> Any:
-    """Run a tool to its end."""
+    """Run a tool until it ends."""
     command, more = _command(name, arguments, more)
     settings: dict[str, Any] = {"cwd": ROOT, "env": environment(**(env or {}))}
     return run(command, **(settings | more))
 
 
 def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """How to run a tool. With `user` in `more`, by a Python that this user may run."""
+    """Return the command and arguments for a tool. With `user` in `more`, that user may run the command's Python."""
     words = ["-m", MODULES[name], *map(str, arguments)]
     if "user" not in more:
         return [sys.executable, *words], more
@@ -69,7 +69,7 @@ mq, mq_cat, mq_work, pin = (partial(tool, name) for name in MODULES)
 
 @contextmanager
 def running(name: str, *arguments: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A tool while it runs; it is killed at the end if it still does."""
+    """Run a tool for the block; it is killed at the end if it still runs."""
     command, more = _command(name, arguments, more)
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "bufsize": 0}
     settings["env"] = environment()
@@ -85,13 +85,13 @@ def running(name: str, *arguments: object, **more: Any) -> Iterator[subprocess.P
 
 
 def lines(pipe: IO[bytes] | None, count: int) -> list[bytes]:
-    """The next lines of an unbuffered pipe."""
+    """Read the next `count` lines of an unbuffered pipe."""
     assert pipe is not None
     return [pipe.readline() for _ in range(count)]
 
 
 def opened(group: Path, file: str, count: int = 1) -> Callable[[], bool]:
-    """Whether that many handles are open on a file of the group."""
+    """Return a function: whether at least `count` handles are open on a file of the group."""
 
     def look() -> bool:
         rows = (group / ".who").read_text().splitlines()
