@@ -205,7 +205,7 @@ class Consumer(Numbered):
         record, first, failed = found
         sequence, auto_ack = record.sequence, receiver.auto_ack
         if self.dispatcher.gaps:
-            steps = self.dispatcher.gap_steps() + steps
+            steps = self.dispatcher.gap_steps(sequence) + steps
         if self.dispatcher.slots.firsts:
             steps = self.dispatcher.divide(sequence) + steps
         steps += self.progress.step(ACK if auto_ack else CLAIM, first, sequence, failed)
@@ -270,7 +270,7 @@ class Consumer(Numbered):
         lasts = [sequence for sequence, _, _ in rows]
         firsts = [begin, *(last + 1 for last in lasts[:-1])]
         steps = self.progress.steps(CLAIM, firsts, lasts)
-        self._log.acknowledge(self.state, self.dispatcher.gap_steps() + steps)
+        self._log.acknowledge(self.state, self.dispatcher.gap_steps(lasts[-1]) + steps)
         self.dispatcher.on_claimed(lasts[-1], begin)
         self._hand_over(receiver, rows)
 

@@ -9,7 +9,8 @@ urgent, never with the backlog.
     the next claims   7, as it is urgent; 2, as it is older than all that a scan finds; then the scan: 5 in slot [3, 5]
 
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
-Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
+Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim after it: a later
+`bind`, which applies after the newest claim, may show a message there until then.
 
 A receiver that may not have the first message of `_ready` gets its own heap (`OwnHeap`), and each message is examined
 once for it.
@@ -23,6 +24,7 @@ not wait ends when `has_looked` is true.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -95,7 +97,8 @@ class Dispatcher:
         self._receivers = owner.receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
-        self.gaps: dict[int, int] = {}  # slots without a message for it, first -> last: acked with the next claim
+        # slots without a message for it, (last, first), ascending: acked with the next claim after them
+        self.gaps: list[tuple[int, int]] = []
         self._ready: list[Key] | None = None  # known messages, perhaps free; None: the next claim loads them
         self._loading: list[Key] | None = None  # `_ready` while it is loaded; no claims meanwhile
         self._offered: list[Key] | None = None  # rows of `_ready` by arrival, for receivers with an OwnHeap
@@ -113,7 +116,7 @@ class Dispatcher:
         """Restart the search at the ack floor: the consumer was moved, or its streams, selection or keys have
         changed."""
         self._scan_position = self._gap_start = self._progress.ack_floor
-        self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, {}
+        self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, []
         for receiver in self._receivers:
             receiver.scanned_to = 0
 
@@ -122,6 +125,13 @@ class Dispatcher:
         if self._gap_start <= sequence < self._scan_position:
             self._close_gap(sequence)
             self._gap_start = sequence + 1
+        at = bisect_left(self.gaps, (sequence,))
+        if at < len(self.gaps) and self.gaps[at][1] <= sequence:
+            last, first = self.gaps.pop(at)
+            if first < sequence:
+                self._add_gap(first, sequence - 1)
+            if sequence < last:
+                self._add_gap(sequence + 1, last)
 
     def _close_gap(self, end: int) -> None:
         """Record a gap that ends before `end`. Leave out the slots of messages at its end that expired in flight, which
@@ -130,7 +140,13 @@ class Dispatcher:
         while last >= self._gap_start and (entry := self._progress.unacked.get(last)) is not None:
             last = entry.first - 1
         if last >= self._gap_start:
-            self.gaps[self._gap_start] = last
+            self._add_gap(self._gap_start, last)
+
+    def _add_gap(self, first: int, last: int) -> None:
+        row = last, first
+        at = bisect_left(self.gaps, row)
+        if self.gaps[at : at + 1] != [row]:
+            self.gaps.insert(at, row)
 
     def release_cache(self) -> None:
         """Drop `_ready` when no receiver is open. Keep it if it has many requeued messages: a worker that opens for
@@ -140,9 +156,9 @@ class Dispatcher:
         if not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
             self._ready = self._offered = None
 
-    def gap_steps(self) -> bytes:
-        """Return the steps that ack the gaps."""
-        return b"".join([step(ACK, first, last) for first, last in self.gaps.items()])
+    def gap_steps(self, sequence: int) -> bytes:
+        """Return the steps that ack the gaps before a message to be claimed."""
+        return b"".join([step(ACK, first, last) for last, first in self.gaps[: bisect_left(self.gaps, (sequence,))]])
 
     # ------------------------------------------------------------ known messages
 
@@ -351,7 +367,7 @@ class Dispatcher:
 
     def on_claimed(self, sequence: int, first: int) -> None:
         """Move past a message that was claimed and recorded. If the scan found it, the next slot begins after it."""
-        self.gaps = {}
+        del self.gaps[: bisect_left(self.gaps, (sequence,))]
         if self.slots.firsts:
             self.slots.remove(sequence, sequence)
         if self._ready and self._ready[0][2] == sequence:
@@ -390,7 +406,7 @@ class Dispatcher:
             first, failed = self._slot(sequence, record)
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
                 return key, (record, first, failed)
-            self.gaps[first] = max(sequence, self.gaps.get(first, 0))  # it expired, was evicted or dropped
+            self._add_gap(first, sequence)  # it expired, was evicted or dropped
             heapq.heappop(mine)
             waiting.left -= 1
             if waiting.left <= 0 and (in_portions or not self._go_on(receiver, is_first)):
@@ -446,7 +462,7 @@ class Dispatcher:
             record = visible_record(self._group, sequence)
             first, failed = self._slot(sequence, record)
             if record is None or not self._coverage.matches(self._group.numbers[record.stream], record):
-                self.gaps[first] = max(sequence, self.gaps.get(first, 0))
+                self._add_gap(first, sequence)
                 keys.on_gone(sequence)
             elif not keys.may_go(record, key):
                 keys.wait(record, key)

@@ -248,8 +248,6 @@ class ExclusiveClaims:
         others = [other for other, _ in offers]
         acks = [(other._own, other._steps_to_offer(sequences, offered)) for other, offered in offers]
         stream.exclusives.release(sequences, *also, *(ack for ack in acks if ack[1]))
-        for other in others:
-            other._dispatcher.gaps = {}
         if self._coverage.stream is None and stream.default_consumer is not None:
             others.append(stream.default_consumer.exclusives)
         for other in others:
@@ -265,14 +263,11 @@ class ExclusiveClaims:
             other._reads.serve()
 
     def _steps_to_offer(self, sequences: Iterable[int], offered: Iterable[bytes]) -> bytes:
-        """Return the steps to record so that this consumer may claim the messages: those of its gaps, then
-        `offered`."""
+        """Return those steps of `offered` to record so that this consumer may claim the messages."""
         for sequence in sequences:
             self._dispatcher.reopen(sequence)
-        unacked, gaps = self._own.progress.unacked, self._dispatcher.gap_steps()
-        if not gaps:  # with gaps keep the steps of all: a message may lie in a gap
-            offered = [steps for sequence, steps in zip(sequences, offered, strict=True) if sequence not in unacked]
-        return b"".join([gaps, *offered])
+        unacked = self._own.progress.unacked
+        return b"".join([steps for sequence, steps in zip(sequences, offered, strict=True) if sequence not in unacked])
 
 
 Offered = tuple[ExclusiveClaims, list[bytes]]  # a consumer's claims, and its steps for each message

@@ -204,6 +204,38 @@ def test_what_is_covered_later_is_not_lost_behind_a_message_that_waits_for_its_k
     assert drain(second) == [b"3"]
 
 
+@pytest.mark.parametrize("ahead", [{"ttl": "1h"}, {"priority": 9}])
+@pytest.mark.parametrize("words", [(), ("order", "key")])
+@pytest.mark.parametrize("then", ["claims", "offered"])
+def test_what_is_covered_later_is_not_lost_between_messages_known_already(
+    then: str, words: tuple[str, ...], ahead: dict[str, Any]
+) -> None:
+    """The consumer looked past it, but has claimed none behind it: `offered`, not even when another consumer releases
+    a `single` message."""
+    q = late(*words)
+    q.stream("b")
+    q.ctl("bind v b")
+    q.consumer("other", "a")
+    q.put(b"0", "a")
+    worker, other = q.worker(), q.worker("other")
+    assert [read(worker), read(other)] == [b"0", b"0"]
+    say(worker, "nack 1h")
+    worker.close()
+    q.put(b"1", "a", single=then == "offered", **ahead)
+    if then == "offered":
+        assert read(other) == b"1"
+    q.put(b"2", "x")
+    q.put(b"3", "a", **ahead)
+    worker = q.worker()
+    if then == "claims":
+        assert read(worker) == b"1"
+    else:
+        assert waits(q.worker("w", "select b"))
+        say(other, "release 2")
+    q.ctl("bind v x")
+    assert sorted(drain(worker)) == ([b"2", b"3"] if then == "claims" else [b"1", b"2", b"3"])
+
+
 def again(q: Queues, how: str) -> None:
     """Have the consumer look at all messages again."""
     if how == "restarted":

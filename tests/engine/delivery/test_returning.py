@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from mqfs.model import Wait
+from mqfs.model import NEVER, Wait
 from tests.support.calls import lines
 from tests.support.queues import Queues, read, say, waits
 
@@ -178,7 +178,7 @@ def test_looking_for_messages_that_are_gone_costs_no_more_each_time() -> None:
     for _ in range(100):
         with contextlib.closing(q.worker("w")) as other:
             assert waits(other)
-    steps = len(other.consumer.dispatcher.gap_steps())
+    steps = len(other.consumer.dispatcher.gap_steps(NEVER))
     q.write("s", b"1")
     worker = q.worker("w")
     assert read(worker) == b"1"
