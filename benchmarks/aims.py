@@ -1,10 +1,10 @@
-"""Every aim with its peer, in one run: one table, pinned or not.
+"""Every aim beside its peer, in one run and one table, pinned or not.
 
     taskset -c 0 .venv/bin/python benchmarks/aims.py [--rounds 3] [--only TEXT]...     all on one CPU
     .venv/bin/python benchmarks/aims.py                                                on all there are
 
-It ends by itself: what was not begun within LONGEST_S is left out, and said to be. Medians of rounds by turns;
-the processor time, of all processes together, is that of one message. `make bench-aims` runs both.
+It ends by itself: parts that were not begun within LONGEST_S are left out, and reported. Figures are medians of rounds
+by turns. The processor time is that of one message, in all processes together. `make bench-aims` runs both commands.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def read_history(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def write_files(run: Run) -> dict[str, dict[str, Any]]:
-    """By processor time on one CPU, with which the clock agrees where nothing else runs; on two by the clock."""
+    """Measure writes of files: on one CPU by processor time, which equals the clock on an idle machine; on two by the
+    clock."""
     run.folder.mkdir()
     program = run.folder / "rate"
     subprocess.run(["cc", "-O2", "-o", program, HERE / "rate.c"], check=True)
@@ -223,7 +224,7 @@ def line(aim: Aim, rows: dict[str, dict[str, Any]]) -> str:
 
 
 def why(row: dict[str, Any]) -> str:
-    """The reason why there is no figure."""
+    """Return why a figure is missing."""
     return next((row[key] for key in ("missing", "failed", "late") if key in row), "not measured")
 
 
@@ -262,7 +263,7 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped and mounts removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped and mounts removed
     known = (f"{name} {version}" for name, version in versions().items())
     print(time.strftime("%Y-%m-%d"), os.uname().release, f"CPUs {CPUS}", *known, sep=", ")
     print(HEAD)

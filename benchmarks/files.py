@@ -1,11 +1,11 @@
-"""Writes and reads a second through the mount, beside what bounds them, in one run.
+"""Writes and reads per second through the mount, beside their upper bounds, in one run.
 
     python benchmarks/files.py [--quick]
 
-Beside the tree (`replay off`, `replay all`; `sync off`): (a) a file system in plain pyfuse3 that does nothing, (b) the
-device loop with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync.
-Server and clients are pinned to one CPU: unpinned, it is the scheduler that is measured. Without `sync`, the rates are
-by the CPU time of server and clients together: what the clock would show if nothing else used that CPU.
+The tree (`replay off`, `replay all`; `sync off`) is measured beside (a) an empty file system in plain pyfuse3, and (b)
+the device loop with empty handles. Then `sync always`: writers of one stream beside a bare append + fdatasync. Server
+and clients are pinned to one CPU; otherwise the scheduler would be measured. Without `sync` the rates are by the CPU
+time of server and clients together: those of the clock on a CPU without other processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CPU = max(os.sched_getaffinity(0))
 
 
 class Nothing(pyfuse3.Operations):
-    """(a): any file exists, takes everything and gives zeros."""
+    """(a): every file exists, accepts all writes and returns zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ async def serve_nothing(path: str) -> None:
 
 
 class NoHandle:
-    """(b): a handle for the device loop that does nothing."""
+    """(b): an empty handle for the device loop."""
 
     sequential = parkable = readable = writable = True
     takes = False
@@ -103,7 +103,7 @@ class NoHandle:
 
 
 async def serve_tree(path: str, store_path: str = "") -> None:
-    """The tree; without a store (b)."""
+    """Serve the tree; without a store (b)."""
     store: Any = MemoryStore()
     if store_path:
         store = DiskStore(store_path, trio.lowlevel.current_trio_token().run_sync_soon)
@@ -147,7 +147,8 @@ def server(kind: str, base: Path, cpu: int = CPU) -> Iterator[tuple[Path, int]]:
 
 
 def both_rates(program: Path, server: int, *words: object, cpu: int = CPU) -> list[tuple[float, float]]:
-    """Operations a second, as the client says: by the clock, and by the processor time of client and server."""
+    """Run the client. Return its operations per second: by the clock, and by the processor time of client and
+    server."""
     command = ["taskset", "-c", str(cpu), str(program), *map(str, words)]
     environment = {**os.environ, "SERVER": str(server)}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environment)
@@ -155,7 +156,7 @@ def both_rates(program: Path, server: int, *words: object, cpu: int = CPU) -> li
 
 
 def rates(program: Path, server: int, *words: object) -> list[float]:
-    """Operations a second, as the client says; by the clock where no server is named."""
+    """Run the client. Return its operations per second: by processor time, or without a server by the clock."""
     return [used if server else clock for clock, used in both_rates(program, server, *words)]
 
 
@@ -185,7 +186,7 @@ def plain(program: Path, base: Path, scale: float) -> None:
             for name, place in places.items():
                 for size, clients, count in shapes:
                     count = max(int(count * scale), 20)
-                    rates(program, pid, place, clients, max(count // 10, 10), size)  # warm
+                    rates(program, pid, place, clients, max(count // 10, 10), size)  # warms up
                     found[name, size, clients] = median(program, 5, pid, place, clients, count, size)
     for size, clients, _ in shapes:
         for i, verb in enumerate(("write", "read")):
@@ -197,7 +198,7 @@ def plain(program: Path, base: Path, scale: float) -> None:
 
 
 def synced(program: Path, base: Path, scale: float) -> None:
-    """`sync always`: group commit."""
+    """Measure `sync always`, which uses group commit."""
     count = max(int(1_000 * scale), 50)
     with server("tree", base) as (path, _):
         place = group(path, "synced", "replay all", "sync always")

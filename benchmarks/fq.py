@@ -1,10 +1,10 @@
-"""fq's protocol: one publisher to one queue, a round trip, and publishers beside a queue that is blocked.
+"""fq's protocol: one publisher to one queue, a round trip, and round trips beside a blocked queue.
 
     python benchmarks/fq.py [--quick] [--fqd PID PORT]
 
-The client is that of the tests, in Python, and sends many messages at once; so the server is what is measured: messages
-by a second of its CPU time, and by the clock. fqd needs jlog, which no distribution has: one that was built by hand and
-runs at a port of loopback is measured beside it, with a queue in memory.
+The client is that of the tests, in Python, and sends many messages at once, so that the server is measured: messages
+per second of its CPU time, and by the clock. With --fqd, an fqd on a port of loopback is measured, too, with a queue in
+memory. It must be built by hand, as it needs jlog, which no distribution has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KIND = "backlog=1000000"
 
 
 def rate(pid: int, address: str | tuple[str, int], kind: str, count: int) -> str:
-    """Messages a second of the server's CPU, and of the clock."""
+    """Return a line with messages per second of the server's CPU time, and by the clock."""
     block = b"".join(codec.published(Message(b"rate", b"r", os.urandom(16), bytes(SIZE))) for _ in range(AT_ONCE))
     with Client(address, f"rate-{kind}", f"{kind}:public,{KIND}") as reads, Client(address, kind="mem") as writes:
         reads.bind("rate")
@@ -50,7 +50,7 @@ def rate(pid: int, address: str | tuple[str, int], kind: str, count: int) -> str
 
 
 def round_trip_us(client: Client, exchange: str, count: int) -> float:
-    """The median."""
+    """Return the median of round trips, in µs."""
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -61,7 +61,7 @@ def round_trip_us(client: Client, exchange: str, count: int) -> float:
 
 
 def beside_a_blocked_queue(address: str, count: int) -> tuple[float, float]:
-    """Round trips before another queue is blocked, with its publisher stopped, and while it is."""
+    """Return round trips in µs before another queue blocks its publisher, and while it does."""
     with (
         Client(address, "fast") as fast,
         Client(address, "slow", "mem:public,block,backlog=10", with_data=False) as slow,

@@ -2,9 +2,9 @@
 
     python benchmarks/fsq.py [--quick]
 
-qlobber-fsq: one process publishes small messages, 16 at a time, and another has them. Into the group: files that wait
-when the bridge starts, from the first message to the last. Latency: from a publish of qlobber-fsq to a subscriber of
-the group, one at a time. Idle: CPU time of a bridge over a folder whose messages were all imported.
+qlobber-fsq: one process publishes small messages, 16 at a time, and another receives them. Into the group: files that
+are present when the bridge starts, from the first message to the last. Latency: from a publish of qlobber-fsq to a
+subscriber of the group, one at a time. Idle: CPU time of a bridge over a folder whose messages are all imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LANES = 16
 
 
 def of_fsq(count: int) -> float:
-    """Messages a second from one process of qlobber-fsq to another."""
+    """Return messages per second from one process of qlobber-fsq to another."""
     with rig() as r:
         reader, writer = r.node(poll_interval=1000), r.node(poll_interval=1000)
         reader.subscribe()
@@ -45,7 +45,7 @@ def of_fsq(count: int) -> float:
 
 
 def fill(r: Rig, count: int) -> None:
-    """Files in the folder, without qlobber-fsq: it would take minutes."""
+    """Write files into the folder directly: qlobber-fsq would take minutes."""
     folder, topics = Folder(str(r.folder)), Topics()
     for _ in range(count):
         name, _ = topics.name("s", MULTI, int(time.time() * 1000) + HOUR_MS, os.urandom(16).hex())
@@ -57,7 +57,8 @@ def imported(r: Rig) -> int:
 
 
 def into_the_group(count: int) -> tuple[float, float, float]:
-    """Messages a second; and of a bridge with all of them imported, seconds of CPU a second, and MiB of memory."""
+    """Return messages per second and, of a bridge that has imported all, seconds of CPU per second, and MiB of
+    memory."""
     with rig("dedup 1m") as r:
         r.node().kill()
         fill(r, count)
@@ -66,7 +67,7 @@ def into_the_group(count: int) -> tuple[float, float, float]:
         before, began = imported(r), time.perf_counter()
         eventually(lambda: imported(r) >= count, "the messages", lambda seconds: time.sleep(0.05))
         rate = (count - before) / (time.perf_counter() - began)
-        time.sleep(15)  # a look at all directories, and a second one that finds them unchanged
+        time.sleep(15)  # two scans of all directories: the second finds them unchanged
         used, seconds = cpu_s(bridge.process.pid), 30
         time.sleep(seconds)
         idle = (cpu_s(bridge.process.pid) - used) / seconds
@@ -74,7 +75,7 @@ def into_the_group(count: int) -> tuple[float, float, float]:
 
 
 def latencies_ms(count: int) -> list[float]:
-    """From before a publish of qlobber-fsq to the message in the hands of a subscriber."""
+    """Return the times from a publish of qlobber-fsq to the receipt by a subscriber, in ms."""
     with rig() as r:
         node = r.node()
         Bridge(r, "--in")

@@ -1,8 +1,8 @@
-"""What many handlers of `on` cost: publishing with one and with all of them, and the memory of each.
+"""Costs of many handlers of `on`: publishing with one and with all of them, and the memory of each.
 
     python benchmarks/handlers.py [HANDLERS [MESSAGES]]
 
-Each message is for one handler. The time is of publishing alone, and until the last call of a handler.
+Each message is for one handler. The times are those of publishing, and until the last call of a handler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqfs import Message
 
 
 def run(handlers: int, messages: int) -> tuple[float, float, float]:
-    """Seconds to publish, seconds to the last call, bytes a handler."""
+    """Return seconds to publish, seconds to the last call of a handler, and bytes per handler."""
     with mqfs.open(None) as client:
         group = client.group("g", create=True, ctl=["replay all"])
         group.create(*(f"user.{number % 100}.x" for number in range(100)))

@@ -1,7 +1,8 @@
-"""The retained messages of a group, read whole: by `history`, as columns, and as the bytes that the server sends.
+"""Reads of all retained messages of a group: by `history`, as columns, and as the bytes that the server sends.
 
-All of them are read over 9P on a unix socket, by turns, from the page cache; the bytes alone are the limit of the other
-two. The processor time of both processes for a message is shown beside the rate. The fastest of the rounds counts.
+Each way reads all messages over 9P on a unix socket, by turns, from the page cache. The bytes alone are the upper bound
+of the other two. The table has the rate, and the processor time of a message in both processes. The fastest of the
+rounds counts.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(count: int, size: int, rounds: int) -> None:
 
 
 def measure(count: int, size: int, rounds: int) -> dict[str, Row]:
-    """The fastest round of each way."""
+    """Return the fastest round of each way."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mqfs", "serve", "--store", f"{folder}/store", "--listen", f"unix!{folder}/9p"]
         server = subprocess.Popen([*command, "--default", "sync off"], stderr=subprocess.PIPE, text=True)

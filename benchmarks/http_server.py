@@ -1,10 +1,10 @@
-"""Publishing over HTTP beside uvicorn and starlette over a list, and events of one stream to many, in one run.
+"""Publishing over HTTP, beside uvicorn and starlette with a list, and events of one stream to many, in one run.
 
     python benchmarks/http_server.py [--quick]
 
-One client publishes 100 bytes over a connection that stays open. Server and client are pinned to one CPU: unpinned, it
-is the scheduler that is measured. The rates are by the CPU time of both together: what the clock would show if nothing
-else used that CPU. Events are counted by the CPU time of the server alone.
+One client publishes 100 bytes over a persistent connection. Server and client are pinned to one CPU; otherwise the
+scheduler would be measured. The rates are by the CPU time of both together: those of the clock on a CPU without other
+processes. The rate of events is by the CPU time of the server alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
     sock.sendall(request)
     answer = sock.recv(65_536)
     assert answer.startswith(b"HTTP/1.1 20"), answer
-    if answer.endswith(b"\r\n\r\n") and b"\r\ncontent-length: " in answer:  # of the peer
+    if answer.endswith(b"\r\n\r\n") and b"\r\ncontent-length: " in answer:  # the peer sends the body separately
         answer += sock.recv(65_536)
     return answer
 
@@ -93,7 +93,7 @@ def own_s() -> float:
 
 
 def publishing(pid: int, sock: socket.socket, count: int) -> float:
-    """Requests a second."""
+    """Return requests per second of the CPU time of client and server."""
     request = f"POST /b/s {HEAD}Content-Length: 100\r\n\r\n".encode() + b"x" * 100
     for _ in range(500):
         ask(sock, request)
@@ -125,7 +125,7 @@ def peer() -> Iterator[tuple[int, int, socket.socket]]:
 
 
 def events(followers: int, batches: int) -> tuple[float, float]:
-    """(events a second, KiB of the server for each idle follower)"""
+    """Return events per second of the server's CPU time, and KiB of its memory per idle follower."""
     rows = "\n".join(json.dumps({"stream": "s", "body": "x" * 100}) for _ in range(100)).encode()
     kind = "Content-Type: application/x-ndjson\r\n"
     request = f"POST /b/.batch {HEAD}{kind}Content-Length: {len(rows)}\r\n\r\n".encode() + rows
@@ -152,7 +152,7 @@ def events(followers: int, batches: int) -> tuple[float, float]:
 
 
 def whole(sock: socket.socket, request: bytes) -> bytes:
-    """The body of an answer of any length."""
+    """Send a request, and return the body of its answer, of any length."""
     sock.sendall(request)
     head, _, body = sock.recv(1 << 20).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 20"), head
@@ -163,7 +163,7 @@ def whole(sock: socket.socket, request: bytes) -> bytes:
 
 
 def claiming(batches: int) -> float:
-    """Messages a second that are claimed and acknowledged, 100 in each request."""
+    """Return messages per second of CPU time that are claimed and acknowledged, 100 in each request."""
     rows = "\n".join(json.dumps({"stream": "s", "body": "x" * 100}) for _ in range(100)).encode()
     kind = "Content-Type: application/x-ndjson\r\n"
     with mqfs() as (pid, _, sock):
@@ -180,7 +180,7 @@ def claiming(batches: int) -> float:
 
 
 def synchronous(count: int) -> float:
-    """Requests a second by the clock, of 16 connections under `sync always`."""
+    """Return requests per second, by the clock, of 16 connections under `sync always`."""
     request = f"POST /b/s {HEAD}Content-Length: 100\r\n\r\n".encode() + b"x" * 100
     with mqfs() as (_, port, sock):
         lines = b"sync always"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Empty jobs a second of Celery, dramatiq and huey: one worker over mqfs, over Redis, and of Celery over RabbitMQ.
+"""Empty jobs per second of Celery, dramatiq and huey: one worker over mqfs, over Redis, and with Celery over RabbitMQ.
 
     .venv/bin/python benchmarks/jobs.py [--count N] [--rounds N] [--only LIBRARY] [--before CLONE]
 
-Jobs are published, then one worker runs them all; the brokers take turns. Redis has an append-only file, synced once a
-second or always, as mqfs has; RabbitMQ syncs what it confirms. `--before` runs the sources of another clone, too.
+Jobs are published, then one worker runs them all; the brokers are measured by turns. Redis has an append-only file. It
+is synced once a second or always, as is mqfs; RabbitMQ syncs before it confirms. `--before` also runs the sources of
+another clone.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ WORKERS = {
     "huey": ["huey.bin.huey_consumer", "app.huey", "-w", "1", "-q"],
 }
 PUBLISH = "from app import *\nt = time.time()\nfor n in range(COUNT): publish(n)\nprint(time.time() - t)"
-LIMIT_S = 300  # of one measurement
+LIMIT_S = 300  # longest time of one measurement
 SYNCS = {"once a second": ("sync 1s", "everysec"), "always": ("sync always", "always")}
 HERE = Path(__file__).resolve().parents[1]
-Broker = Callable[[str, Path], "tuple[float, float]"]  # of a library, in a folder: jobs a second, published and run
+Broker = Callable[[str, Path], "tuple[float, float]"]  # (library, folder) → jobs per second: published, run
 
 
 def measure(library: str, url: str, address: str, count: int, folder: Path, source: Path) -> tuple[float, float]:
-    """Jobs a second: published, and run."""
+    """Return jobs per second: published, and run."""
     (folder / "app.py").write_text(HEAD + APPS[library])
     env = {**os.environ, "URL": url, "MQFS": address, "COUNT": str(count), "PYTHONPATH": str(source)}
     made = subprocess.run(
@@ -128,7 +129,7 @@ def rabbitmq(count: int) -> Broker:
 
 
 def medians(broker: dict[str, Broker], library: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """The median rates of each broker, which take turns."""
+    """Return the median rates of each broker, measured by turns."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in broker}
     for _ in range(rounds):
         for name, run in broker.items():

@@ -1,9 +1,10 @@
-"""Processor time of one message of 64 bytes in each process: the program's own, and the server's.
+"""Processor time of one message of 64 bytes in the program and in the server.
 
     .venv/bin/python benchmarks/layers.py [--rounds 3]          on all CPUs; with `taskset -c 0` on one
 
-One program, one thing at a time: nothing else competes, so what a way costs shows, and not what a machine does under
-load. Each way is asked in turn; the least of the rounds counts, with the clock beside it.
+One program does one operation at a time, without competitors. So the figures show the cost of each way, not the
+behaviour of a machine under load. The ways are measured by turns; the round with the least processor time counts, with
+its time by the clock.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from history import Row, measured
 
 BODY = b"x" * 64
-RING = 20_000  # messages of a round in shared memory: they fit into a ring
-CALLS = 5_000  # of a round of requests that are answered one by one
+RING = 20_000  # messages of a round in shared memory: all fit into a ring
+CALLS = 5_000  # requests of a round that are answered one by one
 
 
 @contextmanager
 def server(folder: str) -> Iterator[int]:
-    """The process number of a server with a mount, that has a group for each way."""
+    """Run a server with a mount, and yield its process number."""
     os.mkdir(f"{folder}/mq")
     words = ["serve", "--store", f"{folder}/store", "--listen", f"unix!{folder}/9p", "--mount", f"{folder}/mq"]
     command = [sys.executable, "-m", "mqfs", *words, "--default", "sync off"]
@@ -48,7 +49,7 @@ def server(folder: str) -> Iterator[int]:
 
 
 class Ways:
-    """Each method does something for some messages, and returns of how many."""
+    """The measured ways. Each method performs one for some messages, and returns their number."""
 
     def __init__(self, client: mqfs.Client, folder: str) -> None:
         self.ring = client.group("ring", create=True, ctl=["replay all"])
@@ -94,7 +95,8 @@ class Ways:
         return CALLS
 
     def round(self, note: Callable[[str, Callable[[], int], int], None]) -> None:
-        """All ways once; `note` performs one: its name, the call, how many messages it is to return."""
+        """Measure all ways once. `note` is called with the name of a way, its call, and the expected number of
+        messages."""
         note("publish, ring", lambda: self.publish(RING, "published"), RING)
         note("iterate, ring", lambda: self.iterate(RING), RING)
         many = RING // 64 * 64

@@ -1,9 +1,9 @@
-"""Requests a second over 9P: one at a time and pipelined, beside diod, in one run on one CPU.
+"""Requests per second over 9P: one at a time and pipelined, beside diod, in one run on one CPU.
 
 One C client (ninep_client.c) sends the same 64-byte Treads and Twrites in 9P2000.L to mqfs over a unix socket and to
-diod over TCP. A read of mqfs takes the next of as many messages, a read of diod the next 64 bytes of a file. Client and
-servers are pinned to one CPU: elsewhere the scheduler decides the figures. They run by turns and the best of several
-rounds is shown, as others use the machine too.
+diod over TCP. A read of mqfs returns the next message, a read of diod the next 64 bytes of a file. Client and servers
+are pinned to one CPU; otherwise the scheduler would decide the figures. Both are measured by turns, and the best of
+several rounds counts, as other programs use the machine, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BODY = 64
 
 
 def serve(store: str, path: str) -> None:
-    """The server's process."""
+    """Run the server; its process ends with a signal."""
     import trio
 
     from mqfs.clock import SystemClock
@@ -58,7 +58,7 @@ def serve(store: str, path: str) -> None:
 
 
 class Bench:
-    """The servers, and what is measured on them."""
+    """The servers, and a client that measures them."""
 
     def __init__(self, folder: Path, requests: int, cpu: int, disk: bool) -> None:
         self.folder, self.requests, self.cpu, self.disk = folder, requests, cpu, disk
@@ -109,7 +109,7 @@ class Bench:
             server.wait()
 
     def rate(self, where: tuple[str, str], what: str, aname: str, window: int) -> float:
-        """Requests a second, in one run of the client."""
+        """Run the client once, and return requests per second."""
         command = self.pinned(self.client, *where, what, what, aname, self.requests, window)
         return self.requests / float(subprocess.run(command, check=True, capture_output=True).stdout)
 
@@ -145,7 +145,7 @@ def main(requests: int, rounds: int, cpu: int, memory: bool, serve_at: str | Non
             theirs = stack.enter_context(bench.diod()) if shutil.which("diod") else None
             for what in ("read", "write"):
                 one = deep = diod = 0.0
-                for _ in range(rounds):  # by turns, so that a busy moment hits all
+                for _ in range(rounds):  # by turns, so that a busy moment affects all
                     one = max(one, bench.rate(ours, what, "/b", 1))
                     if theirs:
                         diod = max(diod, bench.rate(theirs, what, str(Path(name) / "b"), 1))

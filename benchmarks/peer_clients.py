@@ -1,8 +1,8 @@
-"""What `peers.py` compares: a small class for each peer and way to speak to it, in plain Python.
+"""The clients that `peers.py` compares: a small class for each peer and way to use it, in plain Python.
 
-A `Way` is one end, in a process of its own. A sender has `send_all` (as fast as it can) and `put_all` (each, or each
-batch, answered before the next); a reader has `hear`; a worker has `take` and `done`. `prepare` and `remove` are for
-the bench itself.
+A `Way` is one end, in a process of its own. A sender has `send_all` (as fast as possible) and `put_all` (each message
+or batch is answered before the next); a reader has `hear`; a worker has `take` and `done`. The process of the bench
+calls `prepare` and `remove`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def batches(bodies: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 class Way:
-    """See above. `takers`: how many hear; `where`: the server's socket, or a folder."""
+    """One end of a way (see above). `takers`: the number of receivers; `where`: the server's socket, or a folder."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool, takers: int = 1) -> None:
         self.where, self.name, self.role, self.synced, self.takers = where, name, role, synced, takers
@@ -53,7 +53,7 @@ class Way:
         self.settle()
 
     def settle(self) -> None:
-        """All that was sent is on its way."""
+        """Wait until all sent messages are on their way."""
 
     def put_all(self, bodies: Iterable[bytes], batch: int) -> None:
         if batch == 1:
@@ -72,14 +72,14 @@ class Way:
     def done(self) -> None: ...
 
     def flush(self) -> None:
-        """Send what was collected."""
+        """Send the collected messages."""
 
     def stream(self) -> Iterator[bytes]:
-        """All messages, without end."""
+        """Return an iterator over all messages, without end."""
         return iter(self.take, None)
 
     def hear(self, count: int) -> tuple[list[bytes], int]:
-        """The first bytes of each of `count` messages, and the size of all."""
+        """Receive `count` messages. Return the first bytes of each, and the bytes of all."""
         heads: list[bytes] = []
         add, size = heads.append, 0
         for body in islice(self.stream(), count):
@@ -92,14 +92,14 @@ class Way:
 
 
 class Library(Way):
-    """mqfs.client."""
+    """The library of mqfs."""
 
     transport = "9p"
     batch = 1
 
     @property
     def wait(self) -> Any:
-        """Where nothing is to be on disk, it is enough that others can read it."""
+        """When a publish returns: on disk if synced, else as soon as others can read the message."""
         return "committed" if self.synced else "published"
 
     def lines(self) -> list[str]:
@@ -170,14 +170,14 @@ class LibraryRing64(LibraryRing):
 
 
 class LibraryRingOff(LibraryRing):
-    """Nothing is kept that all have had."""
+    """The ring with `replay off`: messages that all readers have read are removed."""
 
     def lines(self) -> list[str]:
         return ["replay off", "sync off"]
 
 
 class Mount(Way):
-    """Files."""
+    """Files of the mount."""
 
     def _path(self, *names: str) -> str:
         return os.path.join(os.path.dirname(self.where), "mq", self.name, *names)
@@ -203,7 +203,8 @@ class Mount(Way):
 
 
 def work(kind: Any, beside: str = "") -> type[Way]:
-    """A class of queue_peers.py, as it is; `beside`: the server's mount, beside its socket."""
+    """Return a Way that uses a class of queue_peers.py. `beside`: the name of the mount, in the folder of the
+    socket."""
 
     class Work(Way):
         def __init__(self, where: str, name: str, role: str, synced: bool, takers: int = 1) -> None:
@@ -256,7 +257,7 @@ class RedisPubSub64(RedisPubSub):
 
 
 class RedisAdd(Way):
-    """A stream of Redis, as a log that is written to."""
+    """A stream of Redis, used as a log to append to."""
 
     def open(self) -> None:
         import redis
@@ -281,7 +282,7 @@ class RedisAdd(Way):
 
 
 class Shared:
-    """One loop in a process, and one connection to a server: who pings also hears."""
+    """The event loop of a process, and one connection to each server, as an echo both sends and receives."""
 
     loop: asyncio.AbstractEventLoop | None = None
     connections: ClassVar[dict[str, Any]] = {}
@@ -291,7 +292,7 @@ class Shared:
         import nats
 
         async def silent(error: Exception) -> None:
-            """The server is stopped before we are."""
+            """Ignore errors: the server is stopped before its clients."""
 
         if cls.loop is None:
             cls.loop = asyncio.new_event_loop()
@@ -303,7 +304,7 @@ class Shared:
 
 
 class Nats(Way):
-    many = 1 << 40  # pending: as many as come
+    many = 1 << 40  # no bound of pending messages
 
     def open(self) -> None:
         self.loop, self.nc = Shared.get(self.where)
@@ -352,7 +353,7 @@ class Nats(Way):
 
 
 class JetStream(Nats):
-    """Its log on disk. What it answers is not synced: it syncs every two minutes, unless it is configured otherwise."""
+    """NATS with a log on disk. An answered message is not synced: by default JetStream syncs every two minutes."""
 
     def prepare(self) -> None:
         self.loop, self.nc = Shared.get(self.where)
@@ -406,7 +407,7 @@ class JetStream(Nats):
 
 
 class JetStream64(JetStream):
-    """Sent, fetched and acknowledged by 64."""
+    """JetStream with batches of 64: sent, fetched and acknowledged together."""
 
     batch = 64
 
@@ -453,7 +454,7 @@ class JetStream64(JetStream):
 
 
 class Mqtt(Way):
-    """paho, with the thread it starts."""
+    """MQTT by paho, with the thread that it starts."""
 
     qos = 0
     shared = False
@@ -506,7 +507,7 @@ class Mqtt1(Mqtt):
 
 
 class MqttShared(Mqtt):
-    """A shared subscription: each message for one of the subscribers."""
+    """A shared subscription: each message is delivered to one subscriber."""
 
     qos, shared = 1, True
 
@@ -515,7 +516,7 @@ class MqttShared(Mqtt):
 
 
 class Zmq(Way):
-    """push and pull between two; with more, publish and subscribe that waits rather than drop."""
+    """ZeroMQ: push and pull between two; with more, publish and subscribe without drops: the publisher waits."""
 
     def open(self) -> None:
         import zmq
@@ -530,7 +531,7 @@ class Zmq(Way):
                 self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
             self.socket.bind(at)
             for _ in range(0 if one else self.takers):
-                self.socket.recv()  # a subscription
+                self.socket.recv()  # wait for a subscription
         else:
             self.socket = context.socket(zmq.PULL if one else zmq.SUB)
             if not one:
@@ -544,8 +545,8 @@ class Zmq(Way):
 
 
 class Rabbit(Way):
-    """A durable queue by pika: messages that are confirmed, persistent where they are to be synced; prefetch 1, an
-    acknowledgement each. Its blocking client confirms one by one."""
+    """A durable queue by pika. Messages are confirmed, and persistent if synced; prefetch is 1, and each message is
+    acknowledged. The blocking client waits for each confirmation."""
 
     def _connect(self) -> None:
         import pika
@@ -610,7 +611,7 @@ class Kombu(Way):
 
 
 class Node(Way):
-    """Its ends are processes of node: this class only stands for them."""
+    """A placeholder for a peer in node: its ends are processes of peer_node.js."""
 
     what = ""
 

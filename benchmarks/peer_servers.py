@@ -1,6 +1,6 @@
-"""The servers of `peers.py`, ours among them: each in a folder and on a socket of its own, stopped by its process id.
+"""The servers of `peers.py`, also mqfs: each in a folder and on a socket of its own, stopped by its process id.
 
-NATS can only listen on TCP: on loopback, at a port that was free.
+NATS can only listen on TCP: on loopback, at a free port.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from queue_peers import HERE, mqfs_command, running
 
-NODE = HERE.parent / ".cache" / "node"  # where script/setup bench installs what benchmarks/node/package.json names
+NODE = HERE.parent / ".cache" / "node"  # script/setup bench installs benchmarks/node/package.json here
 INSTALLS = "script/setup bench installs it"
-RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's command on the path becomes another user
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's command in PATH changes the user
 
 
 def answers(path: str | int) -> Callable[[], bool]:
-    """Whether a server accepts at that socket (a number: port of loopback)."""
+    """Return a function: whether a server accepts at a socket (a number: port of loopback)."""
 
     def look() -> bool:
         family = socket.AF_INET if isinstance(path, int) else socket.AF_UNIX
@@ -35,7 +35,7 @@ def answers(path: str | int) -> Callable[[], bool]:
 
 
 def processor_s() -> float:
-    """Processor seconds so far of all processes that this one started, and of theirs."""
+    """Return the processor seconds so far of all descendants of this process."""
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def mqfs(base: Path, synced: bool) -> Iterator[str]:
-    """The socket of 9P; the mount is beside it."""
+    """Run mqfs, and yield its 9P socket; the mount is in the same folder."""
     from mqfs.fuse.mount import mounted, unmount
 
     mount, at = str(base / "mq"), str(base / "9p")
@@ -74,7 +74,7 @@ def redis(base: Path, synced: bool) -> Iterator[str]:
     command = ["redis-server", "--port", "0", "--unixsocket", at, "--dir", f"{at}.d", "--save", "", "--daemonize", "no"]
     command += ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
     command += ["--appendfsync", "always" if synced else "no"]
-    command += ["--client-output-buffer-limit", "pubsub 0 0 0"]  # or a subscriber that is behind is cut off
+    command += ["--client-output-buffer-limit", "pubsub 0 0 0"]  # else a slow subscriber is disconnected
     with running(command, answers(at)):
         yield at
 
@@ -92,7 +92,7 @@ def nats(base: Path, synced: bool) -> Iterator[str]:
     port = free_port()
     config = base / "nats.conf"
     config.write_text(
-        f"listen: 127.0.0.1:{port}\nmax_pending: 1GB\n"  # or a subscriber that is behind is cut off
+        f"listen: 127.0.0.1:{port}\nmax_pending: 1GB\n"  # else a slow subscriber is disconnected
         f"jetstream {{ store_dir: {base}/nats, max_file_store: 20GB }}\n"
     )
     with running(["nats-server", "-c", str(config)], answers(port)):
@@ -110,7 +110,7 @@ def mosquitto(base: Path, synced: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def rabbitmq(base: Path, synced: bool) -> Iterator[str]:
-    """A node of its own, with its own port mapper, on loopback; its classic queues sync what is confirmed."""
+    """Run a node with its own port mapper, on loopback. Its classic queues sync messages before they confirm them."""
     home, port, mapper, between = base / "rabbit", free_port(), free_port(), free_port()
     home.mkdir()
     (home / "plugins").write_text("[].\n")
@@ -138,7 +138,7 @@ def rabbitmq(base: Path, synced: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def nothing(base: Path, synced: bool) -> Iterator[str]:
-    """Peers that have no server: a folder."""
+    """Yield a folder, for peers without a server."""
     path = base / "files"
     path.mkdir(exist_ok=True)
     yield str(path)
@@ -170,7 +170,7 @@ _PACKAGES = {"node": "shared-memory-disruptor", "fsq": "qlobber-fsq"}
 
 
 def lacks(server: str) -> str:
-    """The missing parts, and how to install them; empty where none is."""
+    """Return the missing part of a server, and how to install it; "" if none is missing."""
     program, module, package = (table.get(server) for table in (_PROGRAMS, _MODULES, _PACKAGES))
     if program and shutil.which(program) is None and not os.path.exists(f"/usr/sbin/{program}"):
         return f"no {program}; {INSTALLS}"
@@ -192,7 +192,7 @@ def _found(module: str) -> bool:
 
 @contextlib.contextmanager
 def serving(base: Path, names: set[str], synced: bool) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Those of them that can be had: where each is; and what the others lack."""
+    """Start the servers that are installed. Yield where each is, and why the others are missing."""
     base.mkdir()
     where: dict[str, str] = {}
     failed: dict[str, str] = {}
@@ -208,7 +208,7 @@ def serving(base: Path, names: set[str], synced: bool) -> Iterator[tuple[dict[st
 
 
 def versions() -> dict[str, str]:
-    """All servers that are installed."""
+    """Return the versions of all installed servers and packages."""
     found = {}
     for name, command in (
         ("redis-server", ["redis-server", "--version"]),

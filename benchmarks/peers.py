@@ -2,9 +2,10 @@
 
     python benchmarks/peers.py [--short] [--rounds 3] [--only NAME]... [--peer NAME]... [--json FILE]
 
-`script/setup bench` installs the peers. Every server is started here, in a folder and on a socket of its own; one thing
-is measured at a time, by turns, and medians are shown, with what mqfs does in the same run. A peer that is missing is
-named. Every message must come, once; a peer that gives them out of order is marked. `aims.py` has the aims.
+`script/setup bench` installs the peers. This program starts every server, in a folder and on a socket of its own. One
+way is measured at a time, by turns, and medians are shown beside those of mqfs in the same run. A missing peer is
+reported. Every message must be received once; a peer that delivers messages out of order is marked. `aims.py` has the
+aims.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ import peer_clients as clients  # noqa: E402
 from peer_servers import INSTALLS, processor_s, serving, versions  # noqa: E402
 
 CPUS = sorted(os.sched_getaffinity(0))
-LONGEST_S = 60.0  # of one run: a peer that takes longer has lost something
+LONGEST_S = 60.0  # longest time of one run: a peer that takes longer has lost messages
 END = b"end"
-MILLION = 1_000_000  # messages of a run where that takes less than MILLION_S: a reader that is overtaken shows then
+MILLION = 1_000_000  # messages of a run, if these take less than MILLION_S: enough that a slow reader is overtaken
 MILLION_S = 10.0
 BLOCK = 65_536
 
 
 class Kind(NamedTuple):
-    """A way to do it."""
+    """A way: a server, and its client."""
 
     server: str
-    end: Any  # the class, or what it is that has none
+    end: Any  # the class, or the name of a way without one
 
 
 WAYS: dict[str, Kind] = {
@@ -107,7 +108,7 @@ BARE = "bare append + fdatasync"
 
 
 class Scenario(NamedTuple):
-    """The measurement."""
+    """A measurement, for several ways."""
 
     title: str
     kind: str  # live, work, durable, echo
@@ -162,7 +163,7 @@ class Spec(NamedTuple):
     """The task of a process."""
 
     way: str
-    what: str  # of those in node
+    what: str  # for peers in node: the kind
     where: str
     name: str
     role: str
@@ -181,13 +182,13 @@ def bodies(spec: Spec) -> Iterator[bytes]:
 
 
 def repeated(spec: Spec) -> Iterator[bytes]:
-    """Bodies that are made before the clock runs; after BLOCK they come again."""
+    """Return bodies that are made before the clock starts; after BLOCK bodies they repeat."""
     rest = bytes(spec.size - 8)
     return islice(cycle([b"%08d" % number + rest for number in range(min(spec.count, BLOCK))]), spec.count)
 
 
 def checked(heads: list[bytes], size: int, spec: Spec) -> dict[str, int]:
-    """Whether all came, whole and in order: after the clock."""
+    """Count missing and disordered messages, after the clock has stopped."""
     wanted = [head[:8] for head in repeated(spec._replace(size=8))]
     wrong = 0 if heads == wanted else sum((Counter(wanted) - Counter(heads)).values())
     disordered = 0 if heads == wanted else sum(map(ne, heads, wanted))
@@ -195,7 +196,7 @@ def checked(heads: list[bytes], size: int, spec: Spec) -> dict[str, int]:
 
 
 def client(spec: Spec) -> None:
-    """Report that it is ready, wait for the start, work, report the result."""
+    """Report readiness, wait for the start, perform the role, and report the result."""
     act = {"send": send, "hear": hear, "put": put, "make": make, "take": take, "ping": ping, "echo": echo}[spec.role]
     steps = act(spec)
     next(steps)
@@ -206,7 +207,7 @@ def client(spec: Spec) -> None:
     print(json.dumps({"begun": begun, "ended": found.pop("ended", None) or time.time(), **found}), flush=True)
     sys.stdin.readline()
     sys.stdout.flush()
-    os._exit(0)  # threads of clients may wait for ever
+    os._exit(0)  # threads of clients may never end
 
 
 def end_of(spec: Spec, role: str, more: str = "") -> clients.Way:
@@ -239,7 +240,7 @@ def put(spec: Spec) -> Steps:
 
 
 def make(spec: Spec) -> Steps:
-    """A producer of a work queue: it sends one by one, and waits for the answers where it is asked to."""
+    """Act as the producer of a work queue: send one by one; the client waits for answers if its way does."""
     end = end_of(spec, "send")
     yield {}
     for body in bodies(spec):
@@ -275,7 +276,7 @@ def ping(spec: Spec) -> Steps:
 
 
 def echo(spec: Spec) -> Steps:
-    # Either may bind first; the order of the two is that of the other process, so that neither waits.
+    # As in `ping`, the sender is opened first: either process may bind first, and neither waits for the other.
     back, there = end_of(spec, "send", "b"), end_of(spec, "hear", "a")
     yield {}
     for _ in range(spec.count):
@@ -287,17 +288,17 @@ def echo(spec: Spec) -> Steps:
 
 
 class Failed(Exception):
-    """Why a figure is missing."""
+    """The reason for a missing figure."""
 
 
 class Run:
-    """One way through one scenario, once."""
+    """One run of a scenario with one way."""
 
     def __init__(self, scenario: Scenario, way: str, where: str, name: str, count: int) -> None:
         self.scenario, self.way, self.where, self.name = scenario, way, where, name
         self.end = WAYS[way].end
         self.in_node = issubclass(self.end, clients.Node)
-        self.count = max(count // scenario.senders // scenario.batch, 1) * scenario.batch  # of each sender
+        self.count = max(count // scenario.senders // scenario.batch, 1) * scenario.batch  # messages of each sender
         self.processes: list[subprocess.Popen[str]] = []
         self.log = Path(where if os.path.isdir(where) else os.path.dirname(where) or "/var/tmp") / f"{name}.log"
         if "://" in where:
@@ -393,7 +394,7 @@ class Run:
         sent = [self.result(process) for process in makers]
         last = self.end(self.where, self.name, "send", scenario.synced, scenario.takers)
         took = []
-        for _ in range(scenario.takers):  # one after another, so that each worker takes one
+        for _ in range(scenario.takers):  # one after the other, so that each worker gets one
             last.send(END)
             took.append(self.result(self.first_of(workers)))
         used = self.used_s()
@@ -424,7 +425,7 @@ class Run:
             process.stdin.flush()
 
     def used_s(self) -> float:
-        """Processor seconds of all processes, servers too, since `go`."""
+        """Return the processor seconds of all processes, also of servers, since `go`."""
         return processor_s() - self.used
 
     def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -451,7 +452,7 @@ class Run:
 
 
 def bare_ring(scenario: Scenario, way: str, count: int) -> dict[str, Any]:
-    """As in ring.py: nothing but the ring between the processes."""
+    """Measure the ring alone between processes, as ring.py does."""
     import ring
 
     if scenario.kind == "echo":
@@ -462,7 +463,7 @@ def bare_ring(scenario: Scenario, way: str, count: int) -> dict[str, Any]:
 
 
 def bare_append(scenario: Scenario, folder: Path, count: int, synced: bool) -> dict[str, Any]:
-    """One process; a batch is one write, and 64 KiB where it is not synced."""
+    """Measure appends of one process: a batch is one write; if not synced, a write has 64 KiB."""
     batch = scenario.batch if synced else max(65_536 // scenario.size, 1)
     body, writes = bytes(scenario.size * batch), max(count // batch, 1)
     file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
@@ -480,16 +481,16 @@ def bare_append(scenario: Scenario, folder: Path, count: int, synced: bool) -> d
 
 
 class Bench:
-    """All that was asked for."""
+    """The requested scenarios and peers."""
 
     def __init__(self, rounds: int, seconds: float, peers: list[str]) -> None:
         self.rounds, self.seconds, self.peers = rounds, seconds, peers
         self.number = 0
-        self.until = math.inf  # of time.monotonic(): nothing is begun after it
+        self.until = math.inf  # time.monotonic() after which no run begins
         self.found: dict[str, Any] = {}
 
     def wanted(self, ways: list[str]) -> list[str]:
-        """Ours, and of the peers those that were asked for."""
+        """Return our ways, and those of the requested peers."""
         return [way for way in ways if not self.peers or is_ours(way) or any(name in way for name in self.peers)]
 
     def scenario(self, key: str, base: Path) -> None:
@@ -499,7 +500,7 @@ class Bench:
         show(scenario, rows)
 
     def measure(self, scenario: Scenario, folder: Path) -> dict[str, dict[str, Any]]:
-        """The medians of each way. The servers have their files in a folder that is made, and removed."""
+        """Return the medians of each way. `folder` is made for the files of the servers, and removed."""
         ways = self.wanted(scenario.ways)
         rows: dict[str, dict[str, Any]] = {way: {"runs": []} for way in ways}
         with serving(folder, {WAYS[way].server for way in ways}, bool(scenario.synced)) as (where, lacking):
@@ -518,7 +519,7 @@ class Bench:
         return rows
 
     def calibrate(self, scenario: Scenario, way: str, where: dict[str, str], row: dict[str, Any]) -> int:
-        """How many messages take about the time that one run is to take; it also warms up."""
+        """Return how many messages take about the time of one run. This also warms up."""
         count = 200 * scenario.batch if scenario.senders < 16 else 64 * scenario.senders * scenario.batch // 4
         for _ in range(3 if self.rounds else 1):
             got = self.once(scenario, way, where, row, count)
@@ -563,7 +564,7 @@ def is_ours(way: str) -> bool:
 
 
 def middle(row: dict[str, Any]) -> None:
-    """The medians of its runs."""
+    """Add the medians of its runs to a row."""
     for key in ("rate", "p50", "p99", "disordered", "cpu_us"):
         values = [run[key] for run in row["runs"] if key in run]
         if values:
@@ -571,7 +572,7 @@ def middle(row: dict[str, Any]) -> None:
 
 
 def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """What each of ours does, to what each peer does."""
+    """Return the ratios of the rates of our ways to those of the peers."""
     rated = {way: row["rate"] for way, row in rows.items() if "rate" in row}
     ours = [way for way in rated if way.startswith("mqfs")]
     return {way: {peer: rated[way] / rated[peer] for peer in rated if peer not in ours} for way in ours}

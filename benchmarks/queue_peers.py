@@ -1,8 +1,8 @@
-"""What `queues.py` compares: one small class each way to a work queue, for the sender and the worker, and the servers.
+"""The clients and servers that `queues.py` compares: a small class for each way to a work queue, for both ends.
 
 All clients are plain Python, a process each, over a file or a unix socket. `take` waits for a message; `done`
-acknowledges it. Ways "in batches" send, take and acknowledge up to BATCH messages at once; `flush` sends the rest.
-Servers are started in a folder of their own and stopped by their process id.
+acknowledges it. Ways "in batches" send, take and acknowledge up to BATCH messages at once; `flush` sends the remaining
+ones. Servers are started in a folder of their own, and stopped by their process id.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 HERE = Path(__file__).resolve().parent
-ROOM = 4_096  # bytes asked for by a read
+ROOM = 4_096  # bytes requested by a read
 BATCH = 64
 
 
 class Client(Protocol):
-    """One end of a work queue. `prepare` and `remove` make and drop the queue, in the bench's own process."""
+    """One end of a work queue. The bench's own process calls `prepare` and `remove` to make and remove the queue."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None: ...
 
@@ -41,7 +41,7 @@ class Client(Protocol):
 
 
 class Batches:
-    """`send` collects messages for `send_many`."""
+    """A sender that collects messages for `send_many`."""
 
     def send(self, body: bytes) -> None:
         self.__dict__.setdefault("unsent", []).append(body)
@@ -62,7 +62,7 @@ def settings(synced: bool) -> str:
 
 
 class MountNext:
-    """A file of a `deliver one` group: each read acknowledges the message before."""
+    """A file of a `deliver one` group: each read acknowledges the previous message."""
 
     taken = "s"
 
@@ -91,11 +91,11 @@ class MountNext:
         return os.read(self.file, ROOM)
 
     def done(self) -> None:
-        """The next read says so."""
+        """Do nothing: the next read acknowledges."""
 
 
 class MountAck(MountNext):
-    """A consumer's file: a read claims, `ack` is written."""
+    """A consumer's file: a read claims, and a write of `ack` acknowledges."""
 
     taken = ".consumers/w"
 
@@ -149,7 +149,7 @@ class NinepNext:
         return self.file.receive(ROOM)
 
     def done(self) -> None:
-        """The next read says so."""
+        """Do nothing: the next read acknowledges."""
 
 
 class NinepAck(NinepNext):
@@ -169,7 +169,7 @@ class NinepAck(NinepNext):
 
 
 class Library:
-    """The library: `publish`, and a claim a block."""
+    """The library: `publish`, and a `with` block for each claim."""
 
     prefetch = 1
 
@@ -208,7 +208,7 @@ class Library:
 
 
 class LibraryBatches(Batches, Library):
-    """`publish_many`, and claims ahead."""
+    """The library: `publish_many`, and claims with prefetch."""
 
     prefetch = BATCH
 
@@ -217,7 +217,7 @@ class LibraryBatches(Batches, Library):
 
 
 class Beanstalk:
-    """put, reserve, delete."""
+    """beanstalkd: put, reserve, delete."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
         import greenstalk
@@ -248,7 +248,7 @@ class Beanstalk:
 
 
 class BeanstalkBatches(Batches, Beanstalk):
-    """BATCH requests at once, whose answers are read one by one: the library has no such calls."""
+    """beanstalkd, with BATCH requests at once and answers read one by one: its library has no calls for batches."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
         super().__init__(where, name, role, synced)
@@ -286,7 +286,8 @@ class BeanstalkBatches(Batches, Beanstalk):
 
 
 class RedisStream:
-    """XADD, XREADGROUP COUNT 1, XACK and, in the same request, XDEL: else the stream would grow without end."""
+    """Redis: XADD, XREADGROUP COUNT 1, XACK and, in the same request, XDEL: else the stream would grow without
+    bound."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
         import redis
@@ -318,7 +319,7 @@ class RedisStream:
 
 
 class RedisBatches(Batches, RedisStream):
-    """XREADGROUP COUNT 64; XADD, XACK and XDEL of as many in one request."""
+    """Redis: XREADGROUP COUNT 64; XADD, and XACK with XDEL, of up to 64 messages in one request each."""
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
         super().__init__(where, name, role, synced)
@@ -360,7 +361,7 @@ WAYS: dict[str, type[Client]] = {
     "beanstalkd, in batches": BeanstalkBatches,
     "Redis, in batches": RedisBatches,
 }
-OURS = 6  # of them
+OURS = 6  # number of ways of mqfs, the first ones
 
 # ---------------------------------------------------------------- servers
 
@@ -373,7 +374,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def log() -> int | None:
-    """Where servers write: nowhere, or with the bench where they are to be profiled."""
+    """Return the standard error of servers: discarded, or under a profiler that of the bench."""
     return None if os.environ.get("MQFS_BENCH_PROFILE") else subprocess.DEVNULL
 
 
@@ -396,7 +397,7 @@ def running(
 
 
 def mqfs_command(*words: str) -> list[str]:
-    """The server; under a profiler where MQFS_BENCH_PROFILE names a file for what it finds."""
+    """Return the command of the server; under a profiler if MQFS_BENCH_PROFILE names a file for its results."""
     profile = os.environ.get("MQFS_BENCH_PROFILE")
     profiler = ["-m", "cProfile", "-o", profile] if profile else []
     return [sys.executable, *profiler, "-m", "mqfs", "serve", *words]
@@ -404,7 +405,7 @@ def mqfs_command(*words: str) -> list[str]:
 
 @contextlib.contextmanager
 def servers(base: Path, synced: bool, pin: list[str]) -> Iterator[dict[str, tuple[str, int]]]:
-    """All of them; where each is to be found, and its process."""
+    """Run all servers. Yield, by way, the address and the process number of its server."""
     from mqfs.fuse.mount import mounted, unmount
 
     mount, ninep, bean, red = (str(base / name) for name in ("mq", "9p", "bean", "redis"))

@@ -2,11 +2,11 @@
 
     python benchmarks/queues.py [--quick] [--cpus 0]
 
-Each producer and worker is a Python process of its own. Two levels of durability, the same for all in one run: what is
-accepted is in the page cache (mqfs `sync off`, beanstalkd -F, Redis appendfsync no), or synced before the answer (`sync
-always`, -f0, appendfsync always). All servers run at once, one is measured at a time, by turns, and medians are shown.
-Every message must arrive exactly once. Messages a second by the clock, and by the CPU time of all processes concerned:
-what the clock would show on one CPU that nothing else used.
+Each producer and worker is a Python process of its own. There are two levels of durability, the same for all in one
+run: an accepted message is in the page cache (mqfs `sync off`, beanstalkd -F, Redis appendfsync no), or synced before
+the answer (`sync always`, -f0, appendfsync always). All servers run at once; one is measured at a time, by turns, and
+medians are shown. Every message must arrive exactly once. Rates are messages per second by the clock, and by the CPU
+time of all processes concerned: those of the clock on one CPU without other processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEVELS = {False: "in the page cache", True: "synced before the answer"}
 
 
 def client(way: str, where: str, name: str, role: str, first: int, count: int, synced: bool) -> None:
-    """Report that it is ready, wait for the start, work, report the result."""
+    """Report readiness, wait for the start, perform the role, and report the result."""
     end = WAYS[way](where, name, role, synced)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -59,7 +59,7 @@ def client(way: str, where: str, name: str, role: str, first: int, count: int, s
         done()
     result = {"begun": begun, "ended": ended, "cpu": time.process_time() - used, "found": found}
     print(json.dumps(result), flush=True)
-    sys.stdin.readline()  # what it had last stays claimed until all are done
+    sys.stdin.readline()  # the last message stays claimed until all processes are done
 
 
 # ---------------------------------------------------------------- measuring
@@ -71,7 +71,7 @@ def server_cpu(pid: int) -> float:
 
 
 class Run:
-    """One way, once."""
+    """One run of one way."""
 
     def __init__(self, way: str, where: tuple[str, int], name: str, count: int, synced: bool, pin: list[str]) -> None:
         self.way, (self.where, self.pid), self.name = way, where, name
@@ -86,7 +86,7 @@ class Run:
         return process
 
     def measure(self) -> tuple[float, float]:
-        """Messages a second: by the clock, by the CPU."""
+        """Return messages per second: by the clock, and by CPU time."""
         bench = WAYS[self.way](self.where, self.name, "", self.synced)
         bench.prepare()
         try:
@@ -109,7 +109,7 @@ class Run:
             tell(process)
         sent = [json.loads(out(process)) for process in producers]
         took = []
-        for _ in range(WORKERS):  # one after another, so that each worker takes one
+        for _ in range(WORKERS):  # one after the other, so that each worker gets one
             last.send(END)
             last.flush()
             took.append(json.loads(out(first_of(workers))))
@@ -129,7 +129,7 @@ def out(process: subprocess.Popen[str]) -> str:
 
 
 def first_of(waiting: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """The one that says something; it is taken off the list."""
+    """Wait for output of a process, remove the process from the list, and return it."""
     said, _, _ = select.select([process.stdout for process in waiting], [], [], 60)
     assert said, "no worker got the end mark"
     process = next(process for process in waiting if process.stdout is said[0])
@@ -144,7 +144,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def check(found: Counter[int], count: int) -> None:
-    """Every message exactly once."""
+    """Assert that every message was received exactly once."""
     twice = [number for number, times in found.items() if times > 1]
     lost = count - len(found)
     assert not twice, f"{len(twice)} more than once"
@@ -152,7 +152,7 @@ def check(found: Counter[int], count: int) -> None:
 
 
 def bare(base: Path, count: int) -> float:
-    """Appends of one message with fdatasync, a second."""
+    """Return appends of one message with fdatasync per second."""
     file = os.open(base / "bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     begun = time.monotonic()
     for _ in range(count):
@@ -172,7 +172,7 @@ def level(base: Path, synced: bool, ways: list[str], count: int, rounds: int, pi
             if synced:
                 appends.append(bare(base, 200))
             for way in ways:
-                few = count // 4 if turn == 0 else count  # to warm up
+                few = count // 4 if turn == 0 else count  # the first turn warms up
                 found = Run(way, places[way], f"q{turn}{ways.index(way)}", few, synced, pin).measure()
                 if turn:
                     rates[way].append(found)

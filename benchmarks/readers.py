@@ -1,8 +1,8 @@
-"""10,000 readers that wait: what they cost the server, and how long one write takes to reach them all.
+"""10,000 blocked readers: their costs for the server, and the time until one write has reached all of them.
 
     python benchmarks/readers.py [--readers N]
 
-The server is the real one, with a store on disk; the readers are threads of a few processes, an open each.
+The server is the real one, with a store on disk. The readers are threads of a few processes, each with an open file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cost(NamedTuple):
     opened_s: float
     resident_mb: float
     each_kib: float
-    idle: float  # part of a processor
+    idle: float  # share of a processor
     wrote_s: float
     took_s: float
     failed: bool

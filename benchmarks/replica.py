@@ -1,11 +1,12 @@
-"""What a replica costs, beside the engine alone: three machines, each with a nats-server, and an object store. And what
-a mount of a server elsewhere costs, beside a mount of its own.
+"""Costs of a replica, beside the engine alone: three machines, each with a nats-server, and an object store. Costs of
+`mqfs mount`, beside the server's own mount.
 
     .venv/bin/python benchmarks/replica.py [--rounds 3] [--seconds 3] [--only NAME]...        needs root
 
-The machines are network namespaces of this one, so three nats-servers, a primary and two standbys share its processors:
-each figure is beside its peer of the same run, and below it the processor time of a write in each of them. `nats-py`
-publishes one by one to a stream of the same cluster, whose records are synced before they count, as the log's are.
+The machines are network namespaces, so three nats-servers, a primary and two standbys share the processors of this
+machine. Each figure is beside that of its peer in the same run; below are the processor times of a write in all of
+them. `nats-py` publishes one by one to a stream of the cluster, whose records are synced before they count, as those of
+the log are.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SETTINGS = {"replica": "sync replica", "always": "sync always", "off": "sync off
 
 
 class Rate:
-    """Calls of some threads for some seconds: how many a second, and how long one takes."""
+    """Calls of `count` threads for some seconds: calls per second, and the median time of a call."""
 
     def __init__(self, count: int, call_of: Callable[[int], Callable[[], object]], seconds: float) -> None:
         self.times: list[float] = []
@@ -72,7 +73,7 @@ class Rate:
 
 
 class Bench:
-    """The machines, with a group of each kind in the first one's store; and a server without a replica."""
+    """The machines, with a group for each setting in the primary's store; and a server without a replica."""
 
     def __init__(self, made: Nodes, alone: Server, rounds: int, seconds: float) -> None:
         self.nodes, self.alone, self.rounds, self.seconds = made, alone, rounds, seconds
@@ -83,7 +84,7 @@ class Bench:
             make_groups(address, replica=address != alone.address)
 
     def used(self) -> dict[str, float]:
-        """The processor time, in seconds, of all that take part."""
+        """Return the processor time in seconds of all processes, by kind."""
         pids: dict[str, list[subprocess.Popen[bytes] | None]] = {
             "primary": [self.primary.process],
             "standbys": [node.process for node in self.nodes.all[1:]],
@@ -95,7 +96,7 @@ class Bench:
         return {**found, "client": sum(one.ru_utime + one.ru_stime for one in own)}
 
     def cost(self, before: dict[str, float], seconds: float, count: float) -> str:
-        """The processor time of a write since then, by who had it."""
+        """Return a line with the processor time per write since `before`, by kind of process."""
         spent = {name: used - before[name] for name, used in self.used().items()}
         parts = ", ".join(f"{name} {used / count * 1e6:,.0f}" for name, used in spent.items() if used > 0)
         return f"us a write: {parts}; {sum(spent.values()) / seconds / len(os.sched_getaffinity(0)):.0%} busy"
@@ -116,7 +117,7 @@ class Bench:
         return found
 
     def theirs(self, connections: int) -> tuple[float, float, str]:
-        """Rate, median in milliseconds, and cost, of nats-py."""
+        """Return rate, median in ms, and costs of nats-py."""
         node, before, began = self.primary, self.used(), time.perf_counter()
         hosts = node.url.partition("://")[2].partition("/")[0]
         peer = node.machine.inside(sys.executable, __file__, "--peer", hosts, "--seconds", str(self.seconds))
@@ -127,7 +128,7 @@ class Bench:
     # ------------------------------------------------------------ aims
 
     def latency(self) -> None:
-        """`sync replica` beside the engine's own publish, one at a time."""
+        """Measure `sync replica` beside a publish of the engine alone, one at a time."""
         ours, theirs = list[float](), list[float]()
         for _ in range(self.rounds):
             ours.append((own := self.ours(self.primary.address, "replica", 1)).median_ms)
@@ -143,7 +144,7 @@ class Bench:
         show_costs(own.cost, peer[2])
 
     def writers(self) -> None:
-        """16 writers of 1 KiB beside nats-py one by one from 16 connections."""
+        """Measure 16 writers of 1 KiB, beside nats-py one by one on 16 connections."""
         ours, theirs = list[float](), list[float]()
         for _ in range(self.rounds):
             ours.append((own := self.ours(self.primary.address, "replica", WRITERS)).rate)
@@ -153,7 +154,7 @@ class Bench:
         show_costs(own.cost, peer[2])
 
     def others(self) -> None:
-        """Groups without `sync replica` beside a server without a replica."""
+        """Measure groups without `sync replica`, beside a server without a replica."""
         for group in ("always", "off"):
             ours, theirs = list[float](), list[float]()
             for _ in range(self.rounds):
@@ -176,9 +177,9 @@ class Bench:
                 eventually(lambda group=group: stats(tree, group)["replica_lag_bytes"] == 0, "all copied")  # type: ignore[misc]
 
     def lag(self) -> None:
-        """How far a standby is behind 20 MB/s."""
+        """Measure the lag of a standby at 20 MB/s."""
         with connect(self.primary.address) as tree:
-            tree.mkdir("lag")  # of which nothing is trimmed: the size of its files is all that was written
+            tree.mkdir("lag")  # nothing is trimmed: the size of its files is that of all writes
             tree.open("lag/ctl", "w").write(b"replay all\nsync off\n")
             tree.create("lag/s").close()
             batch, body = tree.open("lag/.batch", "w"), b"y" * 15_000
@@ -205,7 +206,7 @@ def show(what: str, figures: str, value: float, aim: str, met: bool) -> None:
 
 
 def show_costs(*costs: str) -> None:
-    """The last round's, ours and the peer's."""
+    """Print the costs of the last round, of mqfs and of the peer."""
     for cost in costs:
         print(f"    {cost}", flush=True)
 
@@ -234,7 +235,7 @@ def make_groups(address: str, *, replica: bool) -> None:
 
 @contextlib.contextmanager
 def bucket() -> Iterator[FaultyProxy]:
-    """moto's S3, and a proxy before it that only counts what the server asks."""
+    """Run moto's S3 behind a proxy, and yield the proxy, which only counts requests."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -255,7 +256,7 @@ def bucket() -> Iterator[FaultyProxy]:
 
 
 def objects(folder: Path, seconds: float) -> None:
-    """An object store: how late it has what was written, what it is asked, and how fast a store is made of it."""
+    """Measure an object store: the lag of its copy, its requests per second, and the speed of a restore."""
     replica = ["--replica", "s3://bucket/shop", "--replica-keep", "1h"]
     with bucket() as proxy, Server.at(folder, *replica, AWS_ENDPOINT=f"http://127.0.0.1:{proxy.port}") as server:
         make_groups(server.address, replica=True)
@@ -287,7 +288,8 @@ def objects(folder: Path, seconds: float) -> None:
 
 
 def mounts(folder: Path, rounds: int, seconds: float) -> None:
-    """`mqfs mount` beside `serve --mount` of the same server: writes of 1 KiB, and reads of what was retained."""
+    """Measure `mqfs mount` beside `serve --mount` of the same server: writes of 1 KiB, and reads of retained
+    messages."""
     elsewhere, place = folder / "elsewhere", folder / "mount"
     elsewhere.mkdir()
     place.mkdir()

@@ -79,7 +79,7 @@ def consume(count: int, batch: int, way: str, ready: int) -> Callable[[Ring], No
 
 
 def throughput(size: int, publishers: int, consumers: int, batch: int, way: str, count: int) -> float:
-    """Nanoseconds a message published, from the first publisher's start to the last consumer's end."""
+    """Return nanoseconds per published message, from the first publisher's start to the last consumer's end."""
     ring = create(RING_BYTES)
     reads, ready = os.pipe()
     each = count // publishers // batch * batch
@@ -132,7 +132,7 @@ def pipe(size: int, count: int) -> float:
 
 
 def round_trips(way: str, count: int) -> tuple[float, float]:
-    """p50 and p99 of there and back, microseconds."""
+    """Return p50 and p99 of round trips, in microseconds."""
     there, back = create(1 << 20), create(1 << 20)
     back_fd = os.dup(back.fileno())
     reads, ready = os.pipe()
@@ -160,7 +160,7 @@ def round_trips(way: str, count: int) -> tuple[float, float]:
 
 
 def wake_ups(count: int, through_pipe: bool) -> tuple[float, float]:
-    """p50 and p99 from a publish (or a write to a pipe) to the reader that was asleep, microseconds."""
+    """Return p50 and p99 from a publish (or a write to a pipe) to the return of a sleeping reader, in microseconds."""
     ring = create(1 << 20)
     reads, told = os.pipe()
     source, sink = os.pipe()
@@ -212,7 +212,7 @@ def main() -> None:
                     line = f"  batch {batch:3} {way:5}  C 1→1 {native:6.0f} ns"
                     for publishers, consumers in ((1, 1), (1, 4), (4, 1)):
                         if way == "spin" and consumers > 1:
-                            continue  # four that spin on one CPU
+                            continue  # four would spin on one CPU
                         few = count // (1 if batch > 1 else 4)
                         ours = median(lambda: throughput(size, publishers, consumers, batch, way, few))  # noqa: B023
                         line += f" | {publishers}→{consumers} {ours:6.0f} ns = {1e3 / ours:5.2f} M/s"

@@ -1,10 +1,9 @@
-"""Work queues at scale: much that waits, many consumers, many views. What memory and time go with.
+"""Work queues at scale: many waiting messages, many consumers, many views; their memory and time.
 
     python benchmarks/scale_queues.py [--quick] [--part waiting|consumers|views]
 
 The server is the real one, with a store on disk, used through its mount. Times of single operations are medians, by the
-clock of the client. Memory is what the server has for itself: pages of the index of the log that it maps are the
-kernel's to keep or not.
+clock of the client. Memory is the server's anonymous memory: the kernel may evict mapped pages of the log's index.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from queue_peers import until  # noqa: E402
 from mqfs.fuse.mount import mounted, unmount  # noqa: E402
 
 LINE = b"x" * 99 + b"\n"
-LOOKS = 200  # operations of which a median is taken
+LOOKS = 200  # operations for a median
 
 
 class Serving:
-    """The server, which is stopped and killed."""
+    """A server that is started, stopped and killed."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.mount = base, base / "mq"
@@ -43,7 +42,7 @@ class Serving:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
-        """Returns after how many seconds it served."""
+        """Start the server. Return the seconds until it serves."""
         begun = time.monotonic()
         words = ["--store", str(self.base / "store"), "--mount", str(self.mount)]
         self.process = subprocess.Popen(
@@ -53,7 +52,7 @@ class Serving:
         return time.monotonic() - begun
 
     def end(self, number: int = signal.SIGTERM) -> float:
-        """Returns after how many seconds it had ended."""
+        """End the server by a signal. Return the seconds until it has ended."""
         assert self.process is not None
         begun = time.monotonic()
         self.process.send_signal(number)
@@ -101,7 +100,7 @@ def median_us(do: Callable[[], object], times: int = LOOKS) -> float:
 
 
 def fill(stream: Path, count: int) -> None:
-    """So many messages of 100 bytes; the group's `data` is line."""
+    """Write `count` messages of 100 bytes; the group has `data line`."""
     with opened(stream, os.O_WRONLY) as file:
         while count:
             some = min(count, 600)
@@ -169,13 +168,13 @@ def claims(server: Serving, consumer: Path, counts: list[int]) -> None:
             print(f"over  {held:7,} claims held: a claim {us:.0f} us; server +{grown:.1f} MB", end="")
             print(f" ({grown * 1024 / held:.2f} KiB each)" if held > 5_000 else "")
     begun = time.monotonic()
-    (consumer.parent.parent / "ctl").read_bytes()  # waits until all were given back
+    (consumer.parent.parent / "ctl").read_bytes()  # waits until all are released
     print(f"over  all {held:,} given back by the close in {time.monotonic() - begun:.2f} s; ", end="")
     print(f"a worker that opens for each then takes {median_us(lambda: work(consumer), 20):.0f} us a message")
 
 
 def work(consumer: Path) -> None:
-    """What a shell does: open, read, acknowledge, close."""
+    """Handle a message as a shell does: open, read, acknowledge, close."""
     with opened(consumer, os.O_RDWR) as file:
         os.read(file, 4096)
         os.write(file, b"ack")
@@ -207,7 +206,7 @@ def consumers(server: Serving, count: int) -> None:
     print(f"{size / 1024:.0f} KiB; ctl {took((group / 'ctl').read_bytes) * 1e3:.0f} ms; ", end="")
     print(f"ls .consumers {took(lambda: os.listdir(group / '.consumers')) * 1e3:.0f} ms")
     every = [os.open(group / ".consumers" / f"c{number}", os.O_RDWR) for number in range(count)]
-    (group / "s").stat()  # its messages are counted from now on
+    (group / "s").stat()  # so that its messages are counted from now on
     claim = took(lambda: [os.read(file, 4096) for file in every]) / count * 1e6
     ack = took(lambda: [os.write(file, b"ack") for file in every]) / count * 1e6
     print(f"each has one: a claim {claim:.0f} us, an ack {ack:.0f} us", end="; ")

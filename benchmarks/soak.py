@@ -1,14 +1,14 @@
-"""Load over ring, mount and HTTP at once, for long: whether memory and descriptors of the server stay level.
+"""Long load over ring, mount and HTTP at once: memory and descriptors of the server must stay level.
 
     python benchmarks/soak.py [--minutes 10] [--rate 100000]
 
-Three groups with `replay all` and a bounded depth have a publisher and a reader each: the library over the ring has
-eight tenths of the rate, the mount and HTTP one each; HTTP is read as events. Where the machine does not hold the rate,
-the one that it holds is shown. The ring's reader counts what it lost.
+Three groups with `replay all` and a bounded depth have a publisher and a reader each. The library over the ring has
+eight tenths of the rate, the mount and HTTP one tenth each; HTTP is read as events. If the machine is too slow for the
+rate, the reached rate is shown. The ring's reader counts lost messages.
 
-The first third warms up. Level: the least of the second and of the last third differ by less than LEVEL_MB, and the
-descriptors not at all; those of segments, and their pages, do not count. Ends with 1 where it is not. That each message
-arrives or is counted, for 30 minutes, beside readers that are stopped and servers that are killed:
+The first third warms up. Level means that the minima of the second and of the last third differ by less than LEVEL_MB,
+and the descriptors not at all; descriptors and pages of segments do not count. Exits with 1 if not level. For a test
+that each message arrives or is counted as lost, for 30 minutes, beside stopped readers and killed servers:
 `MQFS_SOAK=1 script/test -n0 tests/client/test_losses_timed.py`.
 """
 
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Counter:
-    """The messages of a process, printed every second."""
+    """The number of messages of a process, printed every second."""
 
     def __init__(self) -> None:
         self.count = self.lost = 0
@@ -73,7 +73,7 @@ class Counter:
 
 
 def paced(rate: float, batch: int, send: Callable[[], object]) -> None:
-    """Send batches at a rate without end, and make up for a tenth of a second at most."""
+    """Send batches at a rate, without end. After a delay catch up by at most a tenth of a second."""
     counter, due = Counter(), time.monotonic()
     while True:
         send()
@@ -132,7 +132,7 @@ def http_reader(place: Place, rate: float) -> None:
     counter = Counter()
     sock = socket.create_connection(("127.0.0.1", place.port))
     sock.sendall(b"GET /http/s?format=sse&since=end HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    tail = b""  # of the bytes before, where an event may have begun
+    tail = b""  # the last bytes before: an event may have begun there
     while data := sock.recv(1 << 20):
         counter.add((tail + data).count(b"\nid: "))
         tail = data[-4:]
@@ -140,7 +140,7 @@ def http_reader(place: Place, rate: float) -> None:
 
 ROLES = {
     f"{way} {role}": globals()[f"{way}_{role}"] for way in SHARES for role in ("reader", "publisher")
-}  # readers begin first
+}  # readers are started first
 
 # ---------------------------------------------------------------- the server, and what it uses
 
@@ -166,7 +166,7 @@ def serve(place: Place) -> subprocess.Popen[bytes]:
 
 
 def usage(pid: int, place: Place) -> tuple[float, int]:
-    """Memory of its own in MB, and open descriptors: without segments, which come and go."""
+    """Return anonymous memory in MiB, and the number of open descriptors without segments, whose number varies."""
     names = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
@@ -187,7 +187,7 @@ def clients(place: Place, rate: float) -> Iterator[tuple[str, subprocess.Popen[b
         with out.open("wb") as file:
             yield role, subprocess.Popen(words, stdout=file), out
         if role.endswith("reader"):
-            time.sleep(1)  # so that it hears the first message, too
+            time.sleep(1)  # so that it receives the first message, too
 
 
 def watch(server: subprocess.Popen[bytes], place: Place, minutes: float, rate: float) -> bool:
@@ -213,7 +213,7 @@ def watch(server: subprocess.Popen[bytes], place: Place, minutes: float, rate: f
 
 
 def judge(samples: list[tuple[float, int]], counts: dict[str, tuple[int, int]], seconds: float) -> bool:
-    """Show the figures; whether memory and descriptors were level."""
+    """Show the figures. Whether memory and descriptors were level."""
     for role, (count, lost) in counts.items():
         click.echo(f"{role:16} {count / seconds:10,.0f} a second" + f"   {lost:,} counted as lost" * bool(lost))
     total = sum(count for role, (count, _) in counts.items() if role.endswith("publisher"))
@@ -221,7 +221,7 @@ def judge(samples: list[tuple[float, int]], counts: dict[str, tuple[int, int]], 
     third = len(samples) // 3
     assert third, "too few samples (expected a longer run)"
     second, last = samples[third : 2 * third], samples[2 * third :]
-    memory = min(row[0] for row in second), min(row[0] for row in last)  # beside what is in use for a moment
+    memory = min(row[0] for row in second), min(row[0] for row in last)  # minima: without short-lived memory
     descriptors = min(row[1] for row in second), min(row[1] for row in last)
     level = abs(memory[1] - memory[0]) < LEVEL_MB and descriptors[0] == descriptors[1]
     for name, resident, count in zip(("second third", "last third"), memory, descriptors, strict=True):

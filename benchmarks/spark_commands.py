@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The commands of Spark, all in one run: archive, verify, replay and copy, each beside what it cannot be faster than.
+"""The commands of Spark, all in one run: archive, verify, replay and copy, each beside its upper bound.
 
 usage: benchmarks/spark_commands.py [MESSAGES [STREAMS]]    (1000000 messages of 100 bytes in 8 streams)
-Prints one line a way: seconds (once, after a small run of each), rows a second, and the ratio to its peer: Spark's own
-Parquet to Parquet in the same folders for the archive, reading alone for what only reads, the sink for what writes.
+Prints one line per way: seconds (once, after a small run of each), rows per second, and the ratio to its peer: for the
+archive Spark's own Parquet to Parquet in the same folders, for commands that only read the reading alone, for commands
+that write the sink.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, fill, noop, session  
 from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
-SMALL = 20_000  # messages of the run that warms everything up
+SMALL = 20_000  # messages of the first run, which warms up
 
 
 def once(act: Callable[[], Any]) -> float:
@@ -33,7 +34,7 @@ def once(act: Callable[[], Any]) -> float:
 
 
 class Ways:
-    """All ways over the streams of one group; each is run once over few messages, then once over all."""
+    """All ways over the streams of one group, each run once."""
 
     def __init__(self, spark: Any, folder: Path, address: str, group: str, messages: int) -> None:
         from pyspark_mqfs.commands.sources import Source
@@ -77,7 +78,7 @@ class Ways:
         self.run("copy", "sink", lambda: copy.run(spark, Copy(source, source, to=f"copied-{self.group}/all")))
 
     def sink(self, rows: Any) -> None:
-        """As fast as rows of an archive are written at all."""
+        """Write the rows of an archive to the sink: the upper bound of replay and copy."""
         with connection.connect(self.address) as client:
             client.mkdir(f"sunk-{self.group}")
             with client.open(f"sunk-{self.group}/ctl", "w") as file:
@@ -105,7 +106,7 @@ def main() -> None:
             spark.stop()
 
 
-# Those of `mqfs spark` that a session takes when it is there.
+# The settings of `mqfs spark` that an existing session accepts.
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What Spark costs before the first message: micro-batches of one message, and tasks and queries over many streams.
+"""Fixed costs of Spark: micro-batches of one message, and tasks and queries over many streams.
 
 usage: benchmarks/spark_floor.py [STREAMS [MESSAGES]]    (up to 1000 streams, 100000 messages in all of them)
-All in one run. First the floor: the median time of a micro-batch of one message, of Spark's own rate source, of mqfs to
-nothing and of mqfs to mqfs. Then the same messages in 1, 10, 100 and 1,000 streams, of one group and each in a group of
-its own: seconds of planning a batch, of reading it, and of a stream's micro-batch with one message in it.
+All in one run. First the floor: the median time of a micro-batch of one message, for Spark's own rate source, a source
+in Python, mqfs to nothing, and mqfs to mqfs. Then the same messages in 1, 10, 100 and 1,000 streams, in one group and
+each in a group of its own: seconds to plan a batch, to read it, and for a micro-batch of one message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E40
 from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
-BATCHES = 15  # of each floor; the first ones warm up and do not count
+BATCHES = 15  # micro-batches of each floor; the first ones warm up and do not count
 WARM = 5
 DEADLINE_S = 60.0
 
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 
 def batches_of(query: Any, write: Callable[[], None], count: int = BATCHES) -> list[dict[str, int]]:
-    """The time of each of `count` micro-batches in ms, one message at a time."""
+    """Return the times in ms of each of `count` micro-batches of one message."""
     found: list[dict[str, int]] = []
     seen = -1
     while len(found) < count:
@@ -51,7 +51,7 @@ def batches_of(query: Any, write: Callable[[], None], count: int = BATCHES) -> l
 
 
 def one_row() -> type:
-    """The least that a source in Python does: below it none comes."""
+    """Return a minimal source in Python, the lower bound of all."""
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
     class Reader(DataSourceStreamReader):  # type: ignore[misc]
@@ -86,7 +86,7 @@ def one_row() -> type:
 def floors(
     spark: Any, folder: Path, address: str, client: connection.Client
 ) -> Iterator[tuple[str, list[dict[str, int]]]]:
-    """Spark's rate source, the least source in Python, mqfs to nothing, mqfs to mqfs."""
+    """Measure Spark's rate source, the minimal source in Python, mqfs to nothing, and mqfs to mqfs."""
 
     def start(frame: Any, sink: str, name: str, **options: str) -> Any:
         writer = frame.writeStream.format(sink).options(checkpointLocation=str(folder / name), **options)
@@ -131,7 +131,7 @@ def tell_floors(found: dict[str, list[dict[str, int]]]) -> None:
 
 
 def fill(client: connection.Client, root: str, streams: int, groups: bool) -> None:
-    """The messages, shared out, by batches of whole frames a group."""
+    """Write the messages, evenly to all streams, in batches of whole frames for each group."""
     make(client, root)
     each = MESSAGES // streams
     places = [(f"{root}/g{n:04d}" if groups else root, f"s{n:04d}") for n in range(streams)]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Reading with Spark, all in one run: mqfs over 9P and from its segments, beside Spark's own Parquet and row at a time.
+"""Reads with Spark, all in one run: mqfs over 9P and from its segments, beside Spark's own Parquet and single rows.
 
 usage: benchmarks/spark_read.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
-Prints one line a way: seconds (the median of three), rows a second, and the ratio to Parquet.
+Prints one line per way: seconds (the median of three), rows per second, and the ratio to Parquet.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def session(folder: Path) -> Any:
 
 
 def fill(address: str, group: str = "bench", messages: int = MESSAGES) -> None:
-    """By batches of whole frames, each a mixture of the streams."""
+    """Write the messages in batches of whole frames, each with messages of all streams."""
     with connection.connect(address, msize=1 << 20) as client:
         client.mkdir(group)
         with client.open(f"{group}/ctl", "w") as file:
@@ -66,7 +66,7 @@ def fill(address: str, group: str = "bench", messages: int = MESSAGES) -> None:
         with client.open(f"{group}/.batch", "w") as file:
             for first in range(0, messages, per):
                 count = min(per, messages - first)
-                noise = os.urandom(count * SIZE)  # no two bodies are the same: Parquet would not store them twice
+                noise = os.urandom(count * SIZE)  # all bodies differ: Parquet would store equal ones once
                 numbers = range(count)
                 file.write(b"".join([heads[n % STREAMS] + noise[n * SIZE : n * SIZE + SIZE] for n in numbers]))
 
@@ -85,7 +85,7 @@ def noop(frame: Any) -> Callable[[], None]:
 
 
 def by_row(spark: Any, address: str) -> Any:
-    """What a source would do that gives Spark rows: the same bytes, a tuple a message."""
+    """Return a reader that yields rows to Spark: the same bytes, one tuple per message."""
     from pyspark.sql.datasource import DataSource, DataSourceReader
 
     class Reader(DataSourceReader):  # type: ignore[misc]
@@ -105,7 +105,7 @@ def by_row(spark: Any, address: str) -> Any:
                         when = datetime.datetime.fromtimestamp(row.time_ns / 1e9, zone)
                         yield None, data[body : body + row.body], str(row.stream), 0, row.sequence, when, 0
                         at += record.padded(row.size)
-                    if not at:  # the names
+                    if not at:  # the record of names comes first
                         at = record.padded(int.from_bytes(data[:4], "little"))
                         while row := record.row_at(data, at):
                             body = at + 32 + row.headers
@@ -173,7 +173,7 @@ def measure(folder: Path, address: str) -> None:
         "AvailableNow, 9P": available_now(spark, options, folder),
     }
     took: dict[str, list[float]] = {what: [] for what in ways}
-    for _ in range(ROUNDS + 1):  # in turn, since the machine is not the same all the time; the first warms up
+    for _ in range(ROUNDS + 1):  # by turns, as the load of the machine changes; the first warms up
         for what, act in ways.items():
             took[what].append(timed(act, 1))
     found = {what: statistics.median(seconds[1:]) for what, seconds in took.items()}

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writing with Spark: rows to streams, beside what else Spark may do with them, all in one run.
+"""Writes with Spark: rows to streams, beside other sinks, all in one run.
 
 usage: benchmarks/spark_write.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
-Prints one line a way: seconds (the median of three, after a small run of each), rows a second, and the processor time
-that a million took in all processes, which others that use the machine change less.
-  noop       Spark makes the rows and throws them away
-  Parquet    Spark writes them with its own writer, uncompressed
-  discarded  they go as Arrow to Python workers, which throw them away: more than that no sink in Python can do
-  sink       they are in the log, in a group that keeps all, with `sync always`: what is counted is on disk
-  encoded    what a task does to its rows, without Spark and without a server
-  staged     the same, and the server's part: staged and committed by one connection, without Spark
+Prints one line per way: seconds (the median of three, after a small run of each), rows per second, and the processor
+time per million rows in all processes, which depends less on other load of the machine.
+  noop       Spark makes the rows and drops them
+  Parquet    Spark writes the rows with its own writer, uncompressed
+  discarded  Python workers receive the rows as Arrow, and drop them: the upper bound of sinks in Python
+  sink       the rows are appended to a group that keeps all, with `sync always`: counted rows are on disk
+  encoded    a task encodes its rows, without Spark and without a server
+  staged     as encoded; then one connection stages and commits the rows, without Spark
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tests.support.server import Server  # noqa: E402
 
 SMALL = 100_000
 ROUNDS = 3
-BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless it is configured otherwise
+BATCH = 10_000  # rows of an Arrow batch, the default of Spark
 
 
 class Took(NamedTuple):
     seconds: float
-    processor: float  # of this process and all it has started
+    processor: float  # seconds of this process and its descendants
 
 
 def once(act: Callable[[], Any]) -> Took:
@@ -48,7 +48,7 @@ def once(act: Callable[[], Any]) -> Took:
 
 
 def processor() -> float:
-    """Seconds that this process and all it has started have used until now."""
+    """Return the processor seconds so far of this process and its descendants."""
     rows = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def batch_of() -> Any:
 
 
 def encode(batch: Any) -> None:
-    """All rows, a batch at a time."""
+    """Encode all rows, one batch at a time."""
     from pyspark_mqfs.batch_encoder import Encoder
 
     for _ in range(max(MESSAGES // BATCH, 1)):
@@ -77,7 +77,7 @@ def encode(batch: Any) -> None:
 
 
 def stage(batch: Any, address: str, number: int) -> None:
-    """The same, into parts, and commit them."""
+    """Encode all rows into parts of a transaction, and commit it."""
     from pyspark_mqfs import sink
     from pyspark_mqfs.batch_encoder import Encoder
     from pyspark_mqfs.connection import Server
@@ -91,7 +91,7 @@ def stage(batch: Any, address: str, number: int) -> None:
 
 
 def discarding() -> Any:
-    """A format that takes rows as the sink does, and does nothing with them."""
+    """Return a format that receives rows as the sink does, and drops them."""
     from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
     class Writer(DataSourceArrowWriter):  # type: ignore[misc]
@@ -112,10 +112,10 @@ def discarding() -> Any:
 
 
 def rows_of(spark: Any, count: int) -> Any:
-    """They are made as they are asked for: what that costs says noop."""
+    """Return rows that Spark makes on demand; `noop` shows the cost of that."""
     from pyspark.sql import functions as F
 
-    number = (F.col("id") + 10**9).cast("string")  # of ten digits
+    number = (F.col("id") + 10**9).cast("string")  # ten digits
     return spark.range(0, count, 1, 2).select(
         F.concat(number, F.lit("x" * (SIZE - 10))).alias("value"),
         F.concat(F.lit("sink/s"), (F.col("id") % STREAMS).cast("string")).alias("topic"),

@@ -1,6 +1,6 @@
-"""The store beside the bare system calls, in one run; and the start of a store of 1,000,000 messages.
+"""The store beside bare system calls, in one run; and the start of a store with 1,000,000 messages.
 
-python benchmarks/store.py [FOLDER]      (default: a new folder under the present one; it is removed at the end)
+python benchmarks/store.py [FOLDER]      (default: a new folder in the current one, removed at the end)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUPS, MESSAGES = 100, 10_000
 
 
 def timed(name: str, count: int, work: Callable[[], None]) -> float:
-    """Print and return the time of one, in microseconds."""
+    """Print and return the time of one operation, in microseconds."""
     start = time.perf_counter()
     work()
     each = (time.perf_counter() - start) / count * 1e6
@@ -33,7 +33,7 @@ def timed(name: str, count: int, work: Callable[[], None]) -> float:
 
 
 def bare(folder: str) -> dict[str, float]:
-    """What the same bytes cost without a store."""
+    """Measure the same bytes without a store."""
     fd = os.open(f"{folder}/bare", os.O_RDWR | os.O_CREAT, 0o600)
     os.posix_fallocate(fd, 0, COUNT * len(RECORD))
 
@@ -102,7 +102,7 @@ def fill(path: str) -> None:
 
 
 def start(path: str) -> None:
-    """In a process of its own, so that the memory is its own."""
+    """Start a store and show time and memory; runs in a process of its own, to measure only its memory."""
     begin = time.perf_counter()
     store = DiskStore(path)
     buckets = [store.open(number) for number in store.groups()]

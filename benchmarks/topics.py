@@ -1,6 +1,6 @@
-"""A name against 10,000 patterns: the trie beside a scan of all of them, in one run, pinned to one CPU; and a program.
+"""A name against 10,000 patterns: the trie beside a scan of all patterns, in one run, pinned to one CPU; and a program.
 
-python benchmarks/topics.py  100,000 names of 2 to 6 words, patterns of every kind, as a site with many senders has them
+python benchmarks/topics.py  100,000 names of 2 to 6 words, and patterns of every kind, as at a site with many senders
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqfs.engine.language.programs import parse
 from mqfs.syntax.patterns import Patterns, compile_pattern, is_pattern
 
 NAMES, PATTERNS = 100_000, 10_000
-SCANNED = 200  # names the scan is given: it needs milliseconds for each
+SCANNED = 200  # names for the scan, which needs milliseconds for each
 ROUNDS = 5
 PROGRAM = 'prefix:"site1" (payload_prefix("M") && route_contains("err"))'
 
@@ -33,7 +33,7 @@ def name(random_: random.Random) -> str:
 
 
 def pattern(random_: random.Random, names: list[str]) -> str:
-    """Half names as they are, a quarter with `*`, a quarter with `#`, few of which begin with it."""
+    """Return a random pattern: half are names, a quarter has `*`, a quarter has `#`, a few begin with `#`."""
     words = random_.choice(names).split(".")
     kind = random_.random()
     if kind < 0.5:
