@@ -149,13 +149,14 @@ _AT_ONCE = 256  # messages offered by one record
 class ExclusiveClaims:
     """A consumer's claims on exclusive messages."""
 
-    __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_reads")
+    __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_reads", "_released")
 
     def __init__(self, owner: Consumer) -> None:
         self._group, self._own, self._coverage = owner.group, owner.state, owner.coverage
         self._dispatcher, self._claims, self._reads = owner.dispatcher, owner.claims, owner.reads
         self._held = owner.held_exclusives  # messages claimed here first, not acked
         self._offered_to: dict[ExclusiveClaims, None] = {}  # consumers to serve, as they were offered messages
+        self._released: dict[Stream, None] = {}  # streams whose readers may claim messages again
 
     def claim(self, record: Record, steps: bytes) -> None:
         """Record the steps by which this consumer claims the message. Raises DiskFailed, ReadOnly."""
@@ -250,6 +251,7 @@ class ExclusiveClaims:
         stream.exclusives.release(sequences, *also, *(ack for ack in acks if ack[1]))
         if self._coverage.stream is None and stream.default_consumer is not None:
             others.append(stream.default_consumer.exclusives)
+        self._released[stream] = None
         for other in others:
             self._offered_to[other] = None
             for sequence in sequences:
@@ -257,10 +259,15 @@ class ExclusiveClaims:
                     other._dispatcher.make_ready(sequence, entry)
 
     def serve_others(self) -> None:
-        """Serve the reads of the consumers that were offered messages."""
+        """Serve the reads of the consumers that were offered messages, then those of the streams."""
         others, self._offered_to = self._offered_to, {}
+        streams, self._released = self._released, {}
         for other in others:
             other._reads.serve()
+        for stream in streams:
+            for reader in [reader for reader in stream.waits.readers if reader.writes]:
+                reader.look_again(stream.waits.take_out(reader))
+            stream.pollers.wake()
 
     def _steps_to_offer(self, sequences: Iterable[int], offered: Iterable[bytes]) -> bytes:
         """Return those steps of `offered` to record so that this consumer may claim the messages."""

@@ -274,6 +274,7 @@ class StreamHandle(Reader, Writer):
         position = self.position if self.position >= self.since else self._next_position()
         return (
             self.position < stream.kept.evicted_before
+            or (self.writes and 0 < stream.exclusives.first_unclaimed() < self.position)
             or self.group.log.reader.locate(stream.number, position) is not None
         )
 

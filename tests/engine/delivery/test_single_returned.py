@@ -327,6 +327,38 @@ def test_a_dead_letter_of_a_kill_is_not_offered_again(then: str, tmp_path: Path)
     assert drain(q.at(".consumers/.dead", os.O_RDWR)) == [b"x"]
 
 
+# ------------------------------------------------------------------ to those who wait at the stream
+
+
+@pytest.mark.parametrize("way", RETURNS)
+def test_a_returned_message_goes_to_a_waiting_reader_of_the_stream(way: str) -> None:
+    q = Queues("replay all")
+    q.consumer("a")
+    q.put(b"x", single=True)
+    first = q.worker("a")
+    assert read(first) == b"x"
+    plain, *readers = q.at("s"), q.at("s", os.O_RDWR), q.at("s", os.O_RDWR)
+    waiting = [handle.read(9) for handle in (plain, *readers)]
+    RETURNS[way](q, first)
+    assert [wait.settled for wait in waiting] == [False, True, False]
+    assert waiting[1].result() == b"x"
+
+
+@pytest.mark.parametrize("way", RETURNS)
+def test_a_returned_message_makes_its_stream_readable(way: str) -> None:
+    q = Queues("replay all")
+    q.consumer("a")
+    q.put(b"x", single=True)
+    first, told = q.worker("a"), list[bool]()
+    assert read(first) == b"x"
+    polled = q.at("s", os.O_RDWR)
+    assert waits(polled)
+    polled.watch(lambda: told.append(polled.readable))
+    RETURNS[way](q, first)
+    assert told[-1:] == [True]
+    assert read(polled) == b"x"
+
+
 # ------------------------------------------------------------------ a full disk
 
 
