@@ -125,7 +125,7 @@ def _consumers(group: str) -> list[str]:
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    """Those that begin so. Bash takes them as they are: they are quoted where the word that was typed is not."""
+    """Return the words that begin so, for bash, which inserts them as they are: quoted unless the typed word is."""
     found = [word for word in words if word.startswith(incomplete)]
     typed = os.environ["COMP_WORDS"].split("\n")  # of bash a line each
     if len(typed) == 1 or any(mark in typed[-1] for mark in "'\""):

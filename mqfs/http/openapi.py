@@ -62,7 +62,7 @@ _OPTIONS = {
         "0 5 * * 1-5 Europe/Berlin",
         "Mqfs-Cron",
     ),
-    "data": Option(_words("json", "raw"), "What the data of an event is.", "raw"),
+    "data": Option(_words("json", "raw"), "The form of an event's data.", "raw"),
     "delay": Option(DURATION, "Deliver later.", "30s", "Mqfs-Delay"),
     "detail": Option(FLAG, "Each entry with its counters.", "yes"),
     "every": Option(DURATION, "Publish again and again, each 1s or more; `id` names the schedule.", "1h", "Mqfs-Every"),

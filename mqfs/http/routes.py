@@ -79,7 +79,7 @@ ROUTES: tuple[Route, ...] = (
           sends=Sends((RAW.kind,), (*_PLACES, "Mqfs-Messages", "Mqfs-Bytes", "Mqfs-Written", "ETag"))),
     Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS,
           sends=Sends((RAW.kind,), ("Mqfs-Next",))),
-    Route("GET", "kept", "/shop/.kept/orders", groups.read, "What a stream keeps, as a file.",
+    Route("GET", "kept", "/shop/.kept/orders", groups.read, "The retained messages of a stream, as a file.",
           statuses=(200, 206, 304, 416), sends=Sends((RAW.kind,), ("ETag", "Accept-Ranges", "Content-Range"))),
     Route("POST", ".batch", "/shop/.batch", publishing.batch, "Publish many messages, all or none.",
           options=("wait",), body=BATCH, statuses=(201,), sends=Sends((TEXT, JSON), ("Mqfs-Sequence", "Mqfs-Retained")),

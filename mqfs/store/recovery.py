@@ -119,8 +119,8 @@ def is_removed(chain: Chain) -> bool:
 
 # The history of a group: its newest state, and the records after it that are no messages.
 #
-# It is read once at a start, and by a check. The state is whole if none of these records is damaged. If the state at
-# the head of a segment is damaged, the state before it and the changes since replace it, if the two segments join.
+# The history is read once at a start, and by a check. The state is whole if none of its records is damaged. A damaged
+# state at the head of a segment is replaced by the state before it and the changes since, if the two segments join.
 
 _GAP = 4_096  # bytes between two of these records that are read along rather than skipped
 _PIECE = 1 << 20  # bytes of one read

@@ -18,6 +18,7 @@ DIALECT = re.compile(
 )
 # A docstring says what a thing is and does: not what it owns, nor only what it is of.
 OWNER = re.compile(r"\bOwns\b|\AOf\b")
+PRONOUN = re.compile(r"\A(?:It|They|These|Those|That|What|Who|Others)\b")  # a text of the packages names its subject
 COMMENT = re.compile(r"(?:^|\s)#\s?(.*)$")
 
 
@@ -48,6 +49,8 @@ def breaches() -> dict[str, int]:
     found: Counter[str] = Counter()
     for path in documents():
         found[name_of(path)] += len(DIALECT.findall(path.read_text()))
+    for path in sources(*PACKAGES):
+        found[name_of(path)] += sum(len(PRONOUN.findall(text)) for text in texts(path))
     for path in sources(*PACKAGES, "examples", "benchmarks", "tests"):
         found[name_of(path)] += sum(len(DIALECT.findall(text)) + len(OWNER.findall(text)) for text in texts(path))
     return {where: count for where, count in found.items() if count}

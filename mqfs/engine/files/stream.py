@@ -144,7 +144,7 @@ class Writer(OpenFile):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                # It may wait for room after the close, charged to its user's memory.
+                # The write may wait for room after the close, charged to its user's memory.
                 self.group.publisher.write(
                     stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, writer=self, headers=self._head())
                 )
