@@ -125,13 +125,7 @@ class Dispatcher:
         if self._gap_start <= sequence < self._scan_position:
             self._close_gap(sequence)
             self._gap_start = sequence + 1
-        at = bisect_left(self.gaps, (sequence,))
-        if at < len(self.gaps) and self.gaps[at][1] <= sequence:
-            last, first = self.gaps.pop(at)
-            if first < sequence:
-                self._add_gap(first, sequence - 1)
-            if sequence < last:
-                self._add_gap(sequence + 1, last)
+        self._divide_gap(sequence, sequence)
 
     def _close_gap(self, end: int) -> None:
         """Record a gap that ends before `end`. Leave out the slots of messages at its end that expired in flight, which
@@ -147,6 +141,16 @@ class Dispatcher:
         at = bisect_left(self.gaps, row)
         if self.gaps[at : at + 1] != [row]:
             self.gaps.insert(at, row)
+
+    def _divide_gap(self, first: int, last: int) -> None:
+        """Exclude the slot [first, last] of a message from the gap that holds the message."""
+        at = bisect_left(self.gaps, (last,))
+        if at < len(self.gaps) and self.gaps[at][1] <= last:
+            end, begin = self.gaps.pop(at)
+            if begin < first:
+                self._add_gap(begin, first - 1)
+            if last < end:
+                self._add_gap(last + 1, end)
 
     def release_cache(self) -> None:
         """Drop `_ready` when no receiver is open. Keep it if it has many requeued messages: a worker that opens for
@@ -367,7 +371,9 @@ class Dispatcher:
 
     def on_claimed(self, sequence: int, first: int) -> None:
         """Move past a message that was claimed and recorded. If the scan found it, the next slot begins after it."""
-        del self.gaps[: bisect_left(self.gaps, (sequence,))]
+        if self.gaps:
+            del self.gaps[: bisect_left(self.gaps, (sequence,))]
+            self._divide_gap(first, sequence)  # it lay in the slot of a removed one, as the consumer covers it only now
         if self.slots.firsts:
             self.slots.remove(sequence, sequence)
         if self._ready and self._ready[0][2] == sequence:
