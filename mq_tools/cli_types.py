@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Parsed(click.ParamType[T]):
-    """An option type made of a metavar and a function from its text, which raises ValueError."""
+    """An option type: a metavar, and a parser that raises ValueError for a bad value."""
 
     def __init__(self, metavar: str, parse: Callable[[str], T]) -> None:
         self.name = metavar
@@ -42,13 +42,15 @@ HELP = {"help_option_names": ["-h", "--help"]}  # settings of a command
 
 
 def version(program: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option `--version` of a command."""
+    """Return the decorator that adds `--version` to a command."""
     return click.version_option(package_name="mqfs", prog_name=program, message="%(prog)s %(version)s")
 
 
 def parse(program: click.Command, arguments: Sequence[str]) -> Any:
-    """The result of the command's function; an int after a help, also the one that a missing command prints. Raises
-    ToolError (usage)."""
+    """Parse the arguments and return the result of the command's function.
+
+    Return an int after a help text, also after the help for a missing subcommand. Raises ToolError (usage).
+    """
     try:
         return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -69,7 +71,7 @@ _OF_TYPE = re.compile(r"(.*) is not (?:one of|in the range|a valid) ", re.DOTALL
 
 
 def usage_error(error: click.ClickException) -> str:
-    """The text of an error of click: what failed: reason (expected ...; did you mean ...)."""
+    """Return the text of a click error in our form: what failed: reason (expected ...; did you mean ...)."""
     context = getattr(error, "ctx", None)
     text = _usage_error(error, context)
     return text if context is None or text.endswith(")") else f"{text} (see {context.command_path} --help)"
@@ -100,14 +102,14 @@ def _guess(word: str, names: Iterable[str]) -> str:
 
 
 def _label(param: click.Parameter) -> str:
-    """An option as it is typed, an argument in capitals."""
+    """Return an option as it is typed, an argument in capitals."""
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
     return (param.name or "").upper() if "[" in param.human_readable_name else param.human_readable_name
 
 
 def _bad_value(error: click.BadParameter, param: click.Parameter | None) -> str:
-    """A value that its type refuses. Those of our own types say the rest themselves."""
+    """Return the text for a value that its type refuses. Errors of `Parsed` types already have the reason."""
     label, kind = _label(param) if param is not None else "", param.type if param is not None else None
     value = _OF_TYPE.match(error.message)
     if value is None or kind is None:
@@ -126,10 +128,10 @@ def _bad_value(error: click.BadParameter, param: click.Parameter | None) -> str:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null as each of descriptors 0 to 2 that is closed, which the next file opened would become otherwise.
+    """Open /dev/null as each closed descriptor from 0 to 2; otherwise the next opened file would get that number.
 
-    Input cannot be read from it and output not be written to it: a closed file is an error where it is used, as
-    elsewhere. What would go to standard error is discarded.
+    Standard input is opened for writing and standard output for reading: using a closed one stays an error. Text for
+    standard error is discarded.
     """
     for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         try:
@@ -142,8 +144,8 @@ def open_standard_files() -> None:
 
 
 def output_failed() -> bool:
-    """Whether standard output does not take what was printed. It is discarded then: the interpreter would try again at
-    its end, and say so in lines of its own."""
+    """Whether standard output refuses the printed text. If so, discard the text: the interpreter would flush it again
+    at exit and print an error of its own."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -153,7 +155,7 @@ def output_failed() -> bool:
 
 
 def run_tool(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
-    """The exit code of a tool; its ToolError, and a failure of standard output, become one line on standard error."""
+    """Run a tool and return its exit code. A ToolError or OSError, as of output, becomes a line on standard error."""
     open_standard_files()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     code = 0

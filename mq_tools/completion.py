@@ -1,4 +1,4 @@
-"""Completions of the shell beside paths and options: streams of a group, and lines of its `ctl`."""
+"""Shell completion beside paths and options: streams of a group, lines of its `ctl`, and sessions of pin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 SHELLS = ("bash", "zsh", "fish")
-PATIENCE_S = 0.5  # on a busy machine; else it takes 10 ms
+PATIENCE_S = 0.5  # enough for a busy machine; an idle one takes 10 ms
 PROGRAMS = ("mq", "mq-work", "mq-cat", "pin", "mqfs")
 
 
@@ -46,8 +46,11 @@ def command(shell: str | None) -> None:
 
 
 def _of_zsh(scripts: Iterable[str]) -> str:
-    """One file for `eval`, and to be found in $fpath: there its first line names its programs, and $service says which
-    is completed. What autoload made of it is called each time, within a completion."""
+    """Return one file for zsh that works with `eval` and in $fpath.
+
+    In $fpath the first line names the programs, and $service is the one to complete. zsh runs the autoloaded file at
+    each completion, so there it calls the function of the program instead of defining completions.
+    """
     functions = [text.partition("\n")[2].partition("if [[ $zsh_eval_context")[0].strip() for text in scripts]
     ending = """if (( $+compstate )); then
     "_${service//-/_}_completion" "$@"
@@ -57,7 +60,7 @@ else"""
 
 
 def script(shell: str, program: str) -> str:
-    """The completion script of one program."""
+    """Return the completion script of one program."""
     kind = get_completion_class(shell)
     assert kind is not None
     variable = f"_{program}_COMPLETE".replace("-", "_").upper()
@@ -69,7 +72,7 @@ _PATHS = {"DIR": _DIRECTORY, "DIRECTORY": _DIRECTORY, "STORE": _DIRECTORY, "FILE
 
 
 def complete_paths(command: click.Command) -> None:
-    """Have the shell complete paths where the metavar of a parameter of the command, or one below it, is of one."""
+    """Set path completion for parameters whose metavar stands for a path, in the command and its subcommands."""
     for param in command.params:
         if param.type is click.STRING:
             param.type = _PATHS.get(param.metavar or (param.name or "").upper(), click.STRING)
@@ -78,12 +81,12 @@ def complete_paths(command: click.Command) -> None:
 
 
 def quickly() -> AbstractContextManager[None]:
-    """Raise TimeoutError after `PATIENCE_S`: a mount whose server stands still would hold up the shell."""
+    """Raise TimeoutError after `PATIENCE_S`: a mount whose server hangs would block the shell."""
     return alarm(PATIENCE_S, TimeoutError())
 
 
 def sessions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Sessions of pin in the mount of its options: groups with a terminal's size."""
+    """Return the sessions of pin in the mount of its options: groups with a file `size`."""
     mount = ctx.params.get("mount") or os.environ.get("MQFS", "./mq")
     try:
         with quickly(), os.scandir(mount) as entries:
@@ -94,12 +97,12 @@ def sessions(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def streams(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Streams and views of the argument `group`."""
+    """Return the streams and views of the argument `group`."""
     return _beginning(incomplete, _of_group(ctx, tree.streams_of))
 
 
 def ctl_lines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Settings as they are and as they can be, and actions with what there is."""
+    """Return present and possible settings, and actions on the existing streams, consumers and views."""
     lines = [f"{verb} {word}" for verb, words in SETTINGS.items() for word in words.split()]
     lines += _of_group(ctx, tree.ctl_of)
     for verbs, names in (
@@ -125,9 +128,9 @@ def _consumers(group: str) -> list[str]:
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    """Return the words that begin so, for bash, which inserts them as they are: quoted unless the typed word is."""
+    """Return the words that begin with `incomplete`: for bash quoted, unless the typed one is, as it inserts them."""
     found = [word for word in words if word.startswith(incomplete)]
-    typed = os.environ["COMP_WORDS"].split("\n")  # of bash a line each
+    typed = os.environ["COMP_WORDS"].split("\n")  # bash has one word a line, other shells one line
     if len(typed) == 1 or any(mark in typed[-1] for mark in "'\""):
         return found
     return [shlex.quote(word) for word in found]

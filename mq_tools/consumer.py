@@ -20,8 +20,8 @@ _COMMAND_SEQUENCES = 1000  # the length of a command is limited
 
 
 class Consumer(Cursor):
-    """An open consumer. Claims one message at a time; with `records`, as many as a read returns. `warn` prints a line
-    for a person."""
+    """An open consumer. It claims one message at a time; with `records`, as many as a read returns. `warn` prints a
+    line for a person."""
 
     def __init__(self, group: str, name: str, warn: Callable[[str], None], *, records: bool) -> None:
         self._warn = warn
@@ -35,7 +35,7 @@ class Consumer(Cursor):
         super().__init__(group, os.path.join(".consumers", name), records=records)
 
     def read(self) -> list[Message] | None:
-        """Claim the next messages; None where there is nothing yet. Raises EOFError at the end, OSError."""
+        """Claim and return the next messages; None if there are none yet. Raises EOFError at the end, OSError."""
         claimed = super().read() if self.format == "record" else self._read_line()
         return None if claimed is None else list(self._whole(claimed))
 
@@ -51,7 +51,7 @@ class Consumer(Cursor):
         return [message_of(line)]
 
     def _whole(self, claimed: list[Message]) -> Iterator[Message]:
-        """The messages with all parts of their bodies. One of which a part is missing is never acked."""
+        """Yield the messages with complete bodies. A message without all its parts is dead-lettered or requeued."""
         for message in claimed:
             try:
                 yield whole(self.group, message)
@@ -63,7 +63,7 @@ class Consumer(Cursor):
 
     def _fail(self, message: Message, command: str, text: str) -> None:
         self._warn(f"{message.stream} {message.sequence}: {text}, not acknowledged")
-        for line in (command, f"nack {message.sequence}"):  # the first is refused of a dead letter, or for lack of room
+        for line in (command, f"nack {message.sequence}"):  # `dead` is refused for a dead letter, or for lack of room
             try:
                 os.write(self.fd, f"{line}\n".encode())
                 return
@@ -75,7 +75,7 @@ class Consumer(Cursor):
         self._settle("ack", messages)
 
     def release(self, messages: Sequence[Message]) -> None:
-        """Requeue immediately."""
+        """Requeue the messages immediately; errors are ignored."""
         with suppress(ToolError):
             self._settle("release", messages)
 
@@ -93,7 +93,7 @@ class Consumer(Cursor):
 
 
 def message_of(line: bytes) -> Message:
-    """The message of a line of `format json`. Raises ValueError, KeyError."""
+    """Return the message of a line in `format json`. Raises ValueError, KeyError."""
     row = json.loads(line, parse_float=str)
     whole, _, part = str(row["time"]).partition(".")
     body = row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"])

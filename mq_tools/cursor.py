@@ -1,7 +1,7 @@
-"""Cursor: a private, positioned reader of a group, by its file `.cursor`.
+"""Cursor: a private, positioned reader of a group through its file `.cursor`.
 
-Here are its commands, rc(1) quoting and the decoding of `format record`. Never waits: a read returns messages, nothing
-yet, or end of file. Never writes to a stream.
+This module has its commands, rc(1) quoting and the decoding of `format record`. It never waits: a read returns
+messages, nothing yet, or end of file. It never writes to a stream.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Message(NamedTuple):
     stream: str
     body: bytes
     headers: Mapping[str, str] = _NO_HEADERS
-    record: bytes = b""  # the bytes in the log, preceded by the NAMES record of a new stream
-    deliveries: int = 0  # by consumers only
+    record: bytes = b""  # only on request: the log's bytes, after the NAMES record of a new stream
+    deliveries: int = 0  # set by consumers only
 
 
 _buffer = memoryview(bytearray(READ_BYTES))  # shared: allocating a MiB costs more than the read
 
 
 def read_all(fd: int) -> bytes | None:
-    """One read of up to the largest message; None where it would wait."""
+    """Read once, up to the largest message. Return None where the read would block."""
     try:
         return bytes(_buffer[: os.readv(fd, [_buffer])])
     except BlockingIOError:
@@ -50,12 +50,12 @@ def read_all(fd: int) -> bytes | None:
 
 
 def quote(name: str) -> str:
-    """A name as one word of a command, quoted as by rc(1)."""
+    """Return a name as one word of a command, quoted as by rc(1)."""
     return name if _PLAIN.fullmatch(name) else "'" + name.replace("'", "''") + "'"
 
 
 def _names(body: bytes) -> dict[int, str]:
-    """The table of a NAMES record: each `u32 number, u16 bytes of the name, name`."""
+    """Return the table of a NAMES record: each `u32 number, u16 bytes of the name, name`."""
     names, at = {}, 0
     while at < len(body):
         number, size = _NAME.unpack_from(body, at)
@@ -65,7 +65,7 @@ def _names(body: bytes) -> dict[int, str]:
 
 
 def _headers(data: bytes) -> dict[str, str]:
-    """A record's headers: each `u8 key length, key, u16 value length, value`."""
+    """Return the headers of a record: each `u8 key length, key, u16 value length, value`."""
     headers, at = {}, 0
     while at < len(data):
         key_end = at + 1 + data[at]
@@ -85,7 +85,7 @@ class Cursor:
         self.group = group
         self.names: dict[int, str] = {}
         self._rest = b""
-        self._records = records  # whether messages have their records
+        self._records = records  # whether each Message gets its `record`
         self._pending = b""  # NAMES records before the next message
         try:
             self.fd = os.open(os.path.join(group, file), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,7 +119,8 @@ class Cursor:
         return reason(error)
 
     def read(self) -> list[Message] | None:
-        """The next messages; None where there are none yet. Raises EOFError at the end, OSError."""
+        """Return the next messages, [] if the read had no complete one, None if there is nothing yet. Raises EOFError
+        at the end, OSError."""
         data = read_all(self.fd)
         if data is None:
             return None

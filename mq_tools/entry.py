@@ -1,7 +1,7 @@
 """The entry points of the commands.
 
-Importing a command takes a third of a second. Until it is done Ctrl-C just ends the process, as there is nothing to
-lose yet; Python's own handler would print a traceback of whatever is being imported.
+Importing a command takes a third of a second. During the import Ctrl-C ends the process at once: there is nothing to
+lose yet, and Python's own handler would print a traceback of the import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ToolError, which ends a tool with one line on standard error, the exit codes of the tools, and a limit of time."""
+"""ToolError, which ends a tool with one line on standard error, the exit codes of the tools, and a time limit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class ToolError(Exception):
 
 
 def reason(error: OSError) -> str:
-    """The text of an errno, lower case for use after a colon."""
+    """Return the text of an error, its first letter in lower case for use after a colon."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:]
 
 
 def printable(text: str) -> str:
-    """The text with control characters and changes of direction escaped, safe for a terminal."""
+    """Escape control characters and changes of direction: the text is safe for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -45,7 +45,7 @@ def print_line(program: str, text: str) -> None:
 
 @contextmanager
 def alarm(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise the error where the block takes longer."""
+    """Raise `error` in the block once it has run for `seconds`. For the main thread: it uses SIGALRM."""
 
     def ring(*_: object) -> None:
         raise error
@@ -60,6 +60,6 @@ def alarm(seconds: float, error: Exception) -> Iterator[None]:
 
 
 def close(fd: int) -> None:
-    """Close a file for reading; an error is ignored, as the descriptor is closed even if the server is away."""
+    """Close a descriptor. Errors are ignored: the descriptor is closed even if the server is unreachable."""
     with suppress(OSError):
         os.close(fd)

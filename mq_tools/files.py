@@ -1,6 +1,6 @@
-"""The command files of a group (ctl, .put, .stats, .cursor): opened, written, read.
+"""Open, write and read the command files of a group: ctl, .put, .stats, .cursor.
 
-The text of a refusal is the next read of the same handle.
+After a refused write, the next read of the same handle returns the text of the refusal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from mq_tools.errors import ToolError, close, reason
 
 READ_BYTES = 1 << 20
-INPUT_BYTES = 1 << 21  # no write takes as much: of an input without an end this is read, and refused
+INPUT_BYTES = 1 << 21  # more than any write takes: an endless input is read up to here, and refused
 _HINTS = {
     errno.EMSGSIZE: "message too long (expected at most 1,044,480 bytes)",
     errno.ENOSPC: "stream or disk full",
@@ -25,7 +25,7 @@ _HINTS = {
 
 @contextmanager
 def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
-    """An open file, closed with the block. `mode`: of one that is made. Raises ToolError."""
+    """Yield an open descriptor, and close it after the block. `mode`: of a created file. Raises ToolError."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -37,7 +37,7 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
 
 
 def write(fd: int, data: bytes, path: str) -> None:
-    """Write once. Raises ToolError with the server's text, as far as it can be had."""
+    """Write the data in one write. Raises ToolError, with the server's text if it can be read, also if cut short."""
     try:
         count = os.write(fd, data)
     except OSError as error:
@@ -48,7 +48,7 @@ def write(fd: int, data: bytes, path: str) -> None:
 
 
 def refusal(fd: int) -> str:
-    """The server's text of the last refused write; empty where there is none."""
+    """Return the server's text of the last refused write, or "" if there is none. Makes the handle non-blocking."""
     try:
         os.set_blocking(fd, False)
         return " ".join(os.read(fd, 65536).decode("utf-8", "replace").split())
@@ -57,7 +57,7 @@ def refusal(fd: int) -> str:
 
 
 def logged_refusal(path: str) -> str:
-    """The text of the last refused write of this process in `.errors`, of the group of this file; empty without one."""
+    """Return the text of this process's last refused write from `.errors` in the folder of the file, or ""."""
     try:
         rows = map(json.loads, read_lines(os.path.join(os.path.dirname(path), ".errors")))
         return next((str(row["text"]) for row in reversed(list(rows)) if row["pid"] == os.getpid()), "")
@@ -66,7 +66,7 @@ def logged_refusal(path: str) -> str:
 
 
 def read_answer(fd: int, path: str) -> bytes:
-    """The answer to the last write. Raises ToolError."""
+    """Return the server's answer to the last write. Raises ToolError."""
     try:
         return os.read(fd, 100)
     except OSError as error:
@@ -74,7 +74,7 @@ def read_answer(fd: int, path: str) -> bytes:
 
 
 def read_input() -> bytes:
-    """All of standard input, at most INPUT_BYTES. Raises ToolError."""
+    """Return all of standard input, at most INPUT_BYTES. Raises ToolError."""
     try:
         return sys.stdin.buffer.read(INPUT_BYTES) or b""  # None: there is nothing yet in a non-blocking one
     except OSError as error:
@@ -82,7 +82,7 @@ def read_input() -> bytes:
 
 
 def lines_of_input() -> Iterator[bytes]:
-    """The lines of standard input, each with its newline, a longer one in parts of INPUT_BYTES. Raises ToolError."""
+    """Yield the lines of standard input with their newlines, a longer one in parts of INPUT_BYTES. Raises ToolError."""
     try:
         while line := sys.stdin.buffer.readline(INPUT_BYTES):
             yield line
@@ -106,7 +106,7 @@ def write_ctl(group: str, lines: Sequence[str]) -> None:
 
 
 def read_text(path: str) -> str:
-    """A whole file. Raises ToolError."""
+    """Return the text of a whole file. Raises ToolError."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             return file.read()
@@ -115,13 +115,13 @@ def read_text(path: str) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file of the tree. Not by `splitlines`: a name or a pattern in a line may hold what ends one there.
-    Raises ToolError."""
+    """Return the lines of a file of the tree. `splitlines` is wrong here: it also splits at characters that a name or a
+    pattern may have. Raises ToolError."""
     return read_text(path).removesuffix("\n").split("\n")
 
 
 def stats_of(group: str) -> dict[str, Any]:
-    """The counters of a group. Raises ToolError."""
+    """Return the counters of a group. Raises ToolError."""
     path = os.path.join(group, ".stats")
     try:
         value = json.loads(read_text(path))

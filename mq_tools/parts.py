@@ -1,7 +1,7 @@
-"""Bodies in parts: one larger than a message is several, next to each other in their stream, as mqfs(4) has it.
+"""Bodies in parts: a body larger than one message is several adjacent messages of its stream, see mqfs(4).
 
-Formats `json` and `record` of a consumer show the last part only, by which the body is settled. The parts before it are
-read here by a cursor.
+Formats `json` and `record` of a consumer show only the last part, whose claim settles the whole body. This module reads
+the earlier parts by a cursor.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class PartMissing(Exception):
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """The number of a part, and of how many where it says so (else 0); (0, 0): a whole body."""
+    """Return the number of a part and the total, which is 0 if its header has none; (0, 0) for a whole body."""
     match = _PLACE.fullmatch(message.headers.get("part", ""))
     return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
 
 def whole(group: str, last: Message) -> Message:
-    """A message of a consumer with all of its body, and with the records of all parts if it has its record.
+    """Return a consumer's message with its whole body, and with the records of all parts if it has its record.
 
-    Raises PartMissing where it is not complete, ToolError and OSError where it cannot be read.
+    Raises PartMissing if the body is incomplete, ToolError and OSError if its parts cannot be read.
     """
     number, total = place_of(last)
     if (number, total) in ((0, 0), (1, 1)):
         return last
-    if number != total:  # else the last one was claimed for it
+    if number != total:  # of a complete body the last part is claimed
         raise PartMissing(f"part {number} of a body that is not complete")
     parts: list[Message] = []
     cursor = Cursor(group, records=bool(last.record))

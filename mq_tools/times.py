@@ -1,4 +1,4 @@
-"""Times and durations on the command lines of the tools: one grammar each. Reads no clock."""
+"""Times and durations on the command lines of the tools: one grammar for each. Reads no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 
 
 def duration_ns(text: str) -> int:
-    """Nanoseconds of `500ms`, `30s`, `5m`, `2h`, `7d`, or of a number of seconds. Raises ValueError."""
+    """Return the nanoseconds of `500ms`, `30s`, `5m`, `2h`, `7d`, or of a number of seconds. Raises ValueError."""
     match = _DURATION.fullmatch(text)
     if match is None or (value := int(Decimal(match[1]) * _UNITS_NS[match[2]])) > _MOST_NS:
         raise ValueError(f"bad duration {text!r} (expected 500ms, 30s, 5m, 2h or 7d)")
@@ -22,12 +22,12 @@ def duration_ns(text: str) -> int:
 
 
 def ctl_duration(text: str) -> str:
-    """The duration in whole milliseconds, rounded up, as `ctl` and `.put` take it. Raises ValueError."""
+    """Return the duration in whole milliseconds, rounded up, for `ctl` and `.put`. Raises ValueError."""
     return f"{-(-duration_ns(text) // 10**6)}ms"
 
 
 def unix_time(text: str) -> float:
-    """UNIX seconds of ISO 8601, local unless it has a zone, or of `@UNIXTIME`. Raises ValueError."""
+    """Return UNIX seconds of an ISO 8601 time, local unless it has a zone, or of `@UNIXTIME`. Raises ValueError."""
     try:
         value = float(text.lstrip("@")) if _UNIX_TIME.fullmatch(text) else datetime.fromisoformat(text).timestamp()
         if 0 <= value < _END_S:

@@ -35,7 +35,7 @@ class TreePath:
         return os.path.join(folder, self.name) if self.name else folder
 
     def file(self, name: str) -> str:
-        """The path of a file of its group, such as `ctl`."""
+        """Return the path of a file of the group, such as `ctl`."""
         return os.path.join(self.group, name)
 
 
@@ -47,12 +47,12 @@ def is_group(path: str) -> bool:
 
 
 def is_group_file(name: str) -> bool:
-    """Whether a name in a group is the server's: no stream is called so."""
+    """Whether a name in a group is reserved for the server: no stream has it."""
     return name in ("ctl", "order") or name.startswith(".")
 
 
 def resolve(path: str) -> TreePath:
-    """The group, stream or consumer of a path: as it stands, else below $MQFS. Raises ToolError outside of a tree."""
+    """Return the group, stream or consumer of a path as typed, else below $MQFS. Raises ToolError outside of a tree."""
     mount = os.environ.get("MQFS")
     paths = [path] if os.path.isabs(path) or not mount else [path, os.path.join(mount, path)]
     matches = [match for match in map(_match, paths) if match is not None]
@@ -62,7 +62,7 @@ def resolve(path: str) -> TreePath:
 
 
 def make_group_above(path: str) -> None:
-    """Make the group of a stream's path, and those above it, where they are missing in a tree. Raises ToolError."""
+    """Create the missing groups above a stream's path, if the path is in a tree. Raises ToolError."""
     mount = os.environ.get("MQFS")
     for place in [path] if os.path.isabs(path) or not mount else [path, os.path.join(mount, path)]:
         folder = present = os.path.dirname(place.rstrip("/"))
@@ -100,7 +100,7 @@ def _mismatch(path: str) -> str:
 
 
 def resolve_group(path: str) -> str:
-    """The group's path. Raises ToolError."""
+    """Return the path of the group that `path` names. Raises ToolError for any other path."""
     target = resolve(path)
     if target.kind != "group":
         exists = os.path.lexists(target.path)
@@ -113,8 +113,8 @@ def wrong_kind(path: str, target: TreePath, expected: str) -> str:
 
 
 def check_exists(target: TreePath, path: str, hint: str = "") -> None:
-    """Raises ToolError where the stream or consumer does not exist, or is a file of the group. `path`: as typed;
-    `hint`: how it is created."""
+    """Raise ToolError if the stream or consumer does not exist, or is a file of the group. `path`: as typed; `hint`:
+    how to create it, in parentheses."""
     if not os.path.lexists(target.path):
         raise ToolError(f"{path}: no such {target.kind}{hint}")
     if target.kind == "stream" and is_group_file(target.name):
@@ -122,7 +122,7 @@ def check_exists(target: TreePath, path: str, hint: str = "") -> None:
 
 
 def check_group(group: str) -> None:
-    """Raises ToolError where the path is not a group."""
+    """Raise ToolError if the path is not a group."""
     try:
         mode = os.stat(group).st_mode
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def check_group(group: str) -> None:
 
 
 def default_group() -> str:
-    """The group of a command without one: $MQFS, the tree of the current directory, or ./mq. Raises ToolError."""
+    """Return the group of a command without GROUP: $MQFS, the root of the current tree, or ./mq. Raises ToolError."""
     mount = os.environ.get("MQFS")
     if mount:
         if not is_group(mount):
@@ -153,14 +153,14 @@ def default_group() -> str:
 
 
 def _root(path: str) -> str:
-    """The top of the tree that an absolute path is in."""
+    """Return the root group of the tree that an absolute path is in."""
     while is_group(parent := os.path.dirname(path)) and parent != path:
         path = parent
     return path
 
 
 def groups_below(group: str) -> Iterator[str]:
-    """The group and all groups in it, each before those inside."""
+    """Yield the group and all groups inside it, each before its subgroups."""
     yield group
     for name in sorted(subgroups(group)):
         yield from groups_below(os.path.join(group, name))
@@ -178,7 +178,7 @@ def subgroups(group: str) -> list[str]:
 
 
 def streams_of(group: str) -> list[str]:
-    """The names of its streams and views, sorted. Raises ToolError."""
+    """Return the names of a group's streams and views, sorted. Raises ToolError."""
     try:
         with os.scandir(group) as entries:
             return sorted(entry.name for entry in entries if not is_group_file(entry.name) and not entry.is_dir())
@@ -187,7 +187,7 @@ def streams_of(group: str) -> list[str]:
 
 
 def ctl_of(group: str) -> list[str]:
-    """The lines of a group's settings; none where they may not be read."""
+    """Return the lines of a group's settings; none if they cannot be read."""
     try:
         return read_lines(os.path.join(group, "ctl"))
     except ToolError:
@@ -195,7 +195,7 @@ def ctl_of(group: str) -> list[str]:
 
 
 def views_of(group: str) -> dict[str, list[str]]:
-    """The programs and patterns bound to each view of a group; empty where its ctl may not be read."""
+    """Return the programs and patterns bound to each view of a group; empty if its ctl cannot be read."""
     views: dict[str, list[str]] = {}
     for line in ctl_of(group):
         match = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
@@ -206,33 +206,33 @@ def views_of(group: str) -> dict[str, list[str]]:
 
 
 def unquote(word: str) -> str:
-    """A word without the quotes of rc(1)."""
+    """Return a word without its rc(1) quotes."""
     return word[1:-1].replace("''", "'") if word.startswith("'") else word
 
 
 def inodes(group: str) -> frozenset[int]:
-    """The inodes of its files, which survive a rename."""
+    """Return the inodes of a group's files. A rename keeps the inode. Raises OSError."""
     with os.scandir(group) as entries:
         return frozenset(entry.inode() for entry in entries)
 
 
 def is_pattern(group: str, name: str) -> bool:
-    """Whether a name has a wildcard of the group's patterns, `words` in its ctl."""
+    """Whether a name has a wildcard of the group: those of the line `words` in its ctl, else * and #."""
     form = re.compile(rf"words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)")
     words = next(filter(None, map(form.fullmatch, ctl_of(group))), None)
     return any(unquote(wildcard) in name for wildcard in (words.groups() if words else "*#"))
 
 
 def check_streams(group: str, names: Sequence[str]) -> frozenset[int]:
-    """The inodes of these streams; empty with a pattern, which may match streams made later. Raises ToolError, with
-    the streams of the group, where one does not exist."""
+    """Return the inodes of these streams; empty if a name is a pattern, which may match streams made later. Raises
+    ToolError, with the streams of the group, if a stream does not exist."""
     if not names or any(is_pattern(group, name) for name in names):
         return frozenset()
     return frozenset(_inode(group, name) for name in names)
 
 
 def _inode(group: str, name: str) -> int:
-    """The inode of a stream or view. Raises ToolError."""
+    """Return the inode of a stream or view. Raises ToolError."""
     try:
         status = os.stat(os.path.join(group, name))
     except FileNotFoundError:

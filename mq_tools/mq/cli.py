@@ -43,7 +43,7 @@ def command() -> None:
 
 
 def as_json(help: str) -> Callable[[FC], FC]:
-    """The option --json with a help text of the command."""
+    """Return the decorator that adds --json with this help text to a command."""
     return click.option("--json", "json_", is_flag=True, help=help)
 
 
@@ -86,7 +86,7 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
         raise ToolError("--delay and --at: both given (expected one)", USAGE)
     if body and options["lines"]:
         raise ToolError("-l and BODY: both given (expected one)", USAGE)
-    for name in ("id", "expect"):  # of one message
+    for name in ("id", "expect"):  # which belong to one message
         if options["lines"] and options[name] is not None:
             raise ToolError(f"-l and --{name}: both given (expected one)", USAGE)
     fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single", "expect")}
@@ -152,7 +152,7 @@ def peek(path: str, count: int, json_: bool) -> None:
 
 
 def _existing(path: str) -> tree.TreePath:
-    """The group, stream or consumer of a path. Raises ToolError where it does not exist."""
+    """Return the group, stream or consumer of a path. Raises ToolError if it does not exist."""
     target = tree.resolve(path)
     if target.kind != "group":
         tree.check_exists(target, path)
@@ -207,7 +207,7 @@ def stat(path: str | None, json_: bool) -> None:
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(key, value) pairs; the keys of nested objects are joined by blanks."""
+    """Return (key, value) pairs; the keys of nested objects are joined by blanks."""
     lines: list[tuple[str, str]] = []
     for key, inner in value.items():
         name = f"{prefix}{quote(key)}"
@@ -256,7 +256,7 @@ def redrive(group: str, stream: str | None, count: int | None, edit: bool) -> No
     files.write_ctl(tree.resolve_group(group), [" ".join(words)])
 
 
-_REPEATED = ("bind", "consumer", "limit", "rate", "breaker", "pause")  # keys of lines of `ctl` that may come again
+_REPEATED = ("bind", "consumer", "limit", "rate", "breaker", "pause")  # keys that several lines of `ctl` may have
 
 
 @command.command("ctl")
@@ -321,5 +321,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run mq; the exit code."""
+    """Run mq; return the exit code."""
     return run_tool(PROGRAM, run, arguments)

@@ -1,7 +1,7 @@
-"""`mq redrive --edit`: dead letters through an editor, and back to the streams that they came from.
+"""`mq redrive --edit`: edit dead letters, and send them back to their original streams.
 
-The edited message is put first, under an id that is made of the dead letter, and then the dead letter is dropped: where
-this program ends in between, a repeat within the group's `dedup` does not publish it again.
+The edited message is published first, and then the dead letter is dropped. The message's id is made of the dead
+letter's stream and sequence: if this program ends in between, a repeat within `dedup` does not publish it again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mq_tools.files import open_file, read_answer, read_lines, stats_of, write, 
 from mq_tools.mq.peek import by_cursor
 from mq_tools.tree import unquote
 
-_LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers that a dead letter has beside its own
-_OWN = ("sender", "id", "held", "single", "ttl")  # set by the server, or another message's
+_LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers that the server adds to a dead letter
+_OWN = ("sender", "id", "held", "single", "ttl")  # set by the server or `_send`, or valid for the original only
 
 
 def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tuple[int, str]]:
-    """Edit at most `count` dead letters (of that stream), the oldest first: the sequence of each, and what became of
-    it. Raises ToolError."""
+    """Edit at most `count` dead letters, oldest first; `stream`: only letters that came from it. Yield the sequence and
+    the result of each. Raises ToolError."""
     for letter in _letters(group, stream, count):
         body = _edited(letter)
         if body is None:
@@ -51,7 +51,7 @@ def _letters(group: str, stream: str | None, count: int) -> list[Message]:
 
 
 def _editor() -> list[str]:
-    """The words of VISUAL, else EDITOR, else vi. Raises ToolError."""
+    """Return the words of VISUAL, else EDITOR, else vi. Raises ToolError."""
     text = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
         return shlex.split(text) or ["vi"]
@@ -60,7 +60,7 @@ def _editor() -> list[str]:
 
 
 def _edited(letter: Message) -> bytes | None:
-    """The body as the editor leaves it; None: as it was. Raises ToolError."""
+    """Return the edited body; None if it is unchanged. Raises ToolError, also for a body in parts or emptied."""
     if "part" in letter.headers:
         raise ToolError(f"dead letter {letter.sequence}: a body in parts cannot be edited (expected one message)")
     editor = _editor()
@@ -87,7 +87,8 @@ def _edited(letter: Message) -> bytes | None:
 
 
 def _send(group: str, letter: Message, body: bytes) -> None:
-    """Publish the changed message. Raises ToolError, also where it has no receiver: the dead letter stays."""
+    """Publish the changed message. Raises ToolError, also if the stream is full or has no receiver: the dead letter
+    stays."""
     origin = letter.headers["stream"]
     keys: dict[str, object] = {"stream": origin, "id": f"edit of {letter.stream} {letter.sequence}", "kept": True}
     if "priority" in letter.headers:

@@ -1,4 +1,4 @@
-"""`mq peek`: the waiting messages of a group, stream or consumer; none is claimed."""
+"""`mq peek`: read the waiting messages of a group, stream or consumer without a claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq_tools.tree import TreePath
 
 
 def peek(target: TreePath) -> Iterator[tuple[bytes, bytes]]:
-    """Each waiting message: its body, and the message as one JSON object. Raises ToolError."""
+    """Yield the body of each waiting message, and the message as one JSON object. Raises ToolError."""
     if target.kind == "group":
         return _by_cursor(target.group)
     if target.kind == "stream" and not _is_work_queue(target):
@@ -30,8 +30,10 @@ def _is_work_queue(target: TreePath) -> bool:
 
 
 def _count_waiting(target: TreePath) -> int:
-    """How many messages wait in a work queue or consumer; 0 where some may be of streams that this user may not read.
-    Raises ToolError."""
+    """Return the number of messages that wait in a work queue or consumer. Raises ToolError.
+
+    Return 0 if this user may not read every file of the group: some messages may be of such a stream.
+    """
     try:
         with os.scandir(target.group) as entries:
             if not all(os.access(entry.path, os.R_OK) for entry in entries):
@@ -44,9 +46,9 @@ def _count_waiting(target: TreePath) -> int:
 
 
 def _by_file(target: TreePath) -> Iterator[tuple[bytes, bytes]]:
-    """A work queue or consumer, open for reading only: a waiting message a read, then end of file.
+    """Yield the waiting messages of a work queue or consumer. Opened for reading only, it shows one a read, then EOF.
 
-    A read of an empty message looks like the end of file; it is one where more messages wait than were read.
+    An empty read is an empty message if more messages wait than were read; else it is the end of file.
     """
     path = target.path
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
@@ -79,7 +81,7 @@ def _by_cursor(group: str, stream: str = "") -> Iterator[tuple[bytes, bytes]]:
 
 
 def by_cursor(cursor: Cursor, stream: str) -> Iterator[Message]:
-    """The messages of a stream, or of the group, that are there now. Raises ToolError."""
+    """Yield the present messages of a stream, or of the group without one. Raises ToolError."""
     if stream:
         cursor.select([stream])
     cursor.command("seek first")
@@ -95,5 +97,5 @@ def _read(cursor: Cursor) -> list[Message] | None:
         return None
     except OSError as error:
         if error.errno == errno.EPIPE:
-            return []  # evicted before they were read: those after them are still there
+            return []  # messages were evicted before they were read; later ones remain
         raise ToolError(f"{cursor.group}: {reason(error)}") from error

@@ -20,7 +20,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}") 
 
 @attrs.frozen
 class Metadata:
-    """The keys of `.put` beside the stream and the body."""
+    """The keys of an object for `.put`, without the stream."""
 
     delay: str | None = None
     at: float | None = None
@@ -35,7 +35,7 @@ class Metadata:
     headers: Mapping[str, str] = attrs.Factory(dict)
 
     def keys(self) -> dict[str, Any]:
-        """The keys that have a value."""
+        """Return the keys that have a value."""
         return {
             key: value
             for key, value in attrs.asdict(self).items()
@@ -44,7 +44,7 @@ class Metadata:
 
 
 def headers_of(words: Sequence[str]) -> dict[str, str]:
-    """The headers of KEY=VALUE words. Raises ToolError."""
+    """Return the headers of KEY=VALUE words. Raises ToolError."""
     headers = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -55,7 +55,7 @@ def headers_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def trace_headers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The headers by which a message belongs to the trace of $TRACEPARENT and $TRACESTATE, if there is one."""
+    """Return the headers that put a message into the trace of $TRACEPARENT and $TRACESTATE; {} without a valid one."""
     parent, state = environ.get("TRACEPARENT", ""), environ.get("TRACESTATE", "")
     if not _TRACEPARENT.fullmatch(parent):
         return {}
@@ -63,7 +63,7 @@ def trace_headers(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[bytes]:
-    """The words as one body, else standard input: whole, or line by line. Raises ToolError."""
+    """Return the words as one body, else standard input as one body or line by line. Raises ToolError."""
     if words:
         return [os.fsencode(" ".join(words)) + (b"\n" if newline else b"")]
     if sys.stdin.isatty():
@@ -72,10 +72,10 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
 
 
 class Putter:
-    """Writes messages to one stream. Raises ToolError where it does not exist and is not to be created."""
+    """A writer of messages to one stream. Raises ToolError if the stream does not exist and `make` is false."""
 
     def __init__(self, stream: TreePath, path: str, *, make: bool, hint: str = "--make") -> None:
-        """`path`: as typed, for errors; `hint`: how the stream is created."""
+        """`path`: as typed, for errors; `hint`: how to create the stream."""
         if not make or is_group_file(stream.name):
             check_exists(stream, path, f" (create it: {hint})")
         self._stream, self._make = stream, make
@@ -90,7 +90,7 @@ class Putter:
                 write(fd, body, path)
 
     def put(self, bodies: Iterable[bytes], metadata: Metadata) -> Iterable[int]:
-        """Write each body by `.put`; the sequence of each message. Raises ToolError."""
+        """Write each body by `.put`; yield the sequence of each message, 0 if it was not appended. Raises ToolError."""
         if self._make and not os.path.lexists(self._stream.path):
             with open_file(self._stream.path, os.O_WRONLY | os.O_CREAT):
                 pass
@@ -98,7 +98,7 @@ class Putter:
         head = json.dumps({"stream": self._stream.name, **metadata.keys()}, ensure_ascii=False)
         with open_file(path, os.O_RDWR) as fd:
             for body in bodies:
-                if metadata.key is None:  # with one an empty message removes it
+                if metadata.key is None:  # an empty message with a key removes the key
                     check_body(body)
                 write(fd, head.encode("utf-8", "surrogateescape") + b"\n" + body, path)
                 yield int(read_answer(fd, path) or b"0")

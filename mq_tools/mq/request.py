@@ -1,7 +1,7 @@
-"""`mq request`: a message, and the reply to it.
+"""`mq request`: write a message, and return the reply to it.
 
-The reply is written to a stream that is made for it, with the sticky bit: it goes with the file that this program has
-open, so also when the program is killed.
+The reply is written to a stream of its own with the sticky bit. The server removes that stream when this program closes
+it, also if the program is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODE = 0o1622  # everybody may write a reply
 
 
 def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-    """The reply to a message. Raises ToolError."""
+    """Write a message and return the reply to it. Raises ToolError, with code TIMED_OUT after `timeout_s`."""
     name = f"reply.{secrets.token_hex(12)}"
     late = ToolError(f"no reply from {stream.name!r} in {timeout_s:g} s", TIMED_OUT)
     with _replies(stream.file(name)), _cursor(stream.group, name) as replies, alarm(timeout_s, late):
@@ -45,7 +45,7 @@ def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s
 
 
 def _body(replies: Cursor) -> bytes:
-    """All parts of the first message. Raises EOFError, OSError."""
+    """Return the body of the first reply, all its parts. Raises EOFError, OSError."""
     parts: list[Message] = []
     total = 1
     while len(parts) < total:
@@ -58,7 +58,7 @@ def _body(replies: Cursor) -> bytes:
 
 @contextmanager
 def _cursor(group: str, stream: str) -> Iterator[Cursor]:
-    """A cursor of the replies. They are read by it, as a large one is several messages."""
+    """Yield a blocking cursor on the replies. It shows every part of a reply that is several messages."""
     cursor = Cursor(group)
     try:
         cursor.select([stream])
@@ -70,7 +70,7 @@ def _cursor(group: str, stream: str) -> Iterator[Cursor]:
 
 @contextmanager
 def _replies(path: str) -> Iterator[None]:
-    """The stream of replies, open for reading and writing: with `deliver one` only that takes a message."""
+    """Keep the stream of replies open for reading and writing: with `deliver one` no other file counts as a reader."""
     with open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE) as fd:
-        os.fchmod(fd, _MODE)  # whatever the umask is
+        os.fchmod(fd, _MODE)  # regardless of the umask
         yield

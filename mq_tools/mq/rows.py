@@ -1,4 +1,4 @@
-"""The groups, streams, views and consumers of a group as rows of `mq ls` and `mq top`: `.stats` to columns."""
+"""Rows of `mq ls` and `mq top`: the groups, streams, views and consumers of a group, made from `.stats`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row:
 
     name: str
     kind: str
-    waiting: int | None = None  # messages retained, or not acked yet
+    waiting: int | None = None  # messages retained, or not acknowledged yet
     claimed: int | None = None
     delayed: int | None = None
     readers: int | None = None
@@ -31,11 +31,11 @@ class Row:
     first: int | None = None  # the first retained sequence, where the server does not report `oldest`
     oldest: float | None = None  # when the oldest waiting message was written, UNIX seconds
     over: str = ""  # the source of a view or consumer
-    held_back: str | None = None  # the rule of a consumer for which its messages wait
+    held_back: str | None = None  # the rule that makes the messages of a consumer wait
 
 
 def rows_of(group: str) -> list[Row]:
-    """Everything in a group. Raises ToolError."""
+    """Return a row for each group, stream, view and consumer in a group. Raises ToolError."""
     stats, views = stats_of(group), views_of(group)
     rows = [_group(group, name) for name in sorted(subgroups(group))]
     rows += streams_of(stats)
@@ -54,7 +54,7 @@ def _group(group: str, name: str) -> Row:
 
 
 def group_row(name: str, stats: Mapping[str, Any]) -> Row:
-    """A group in one row: the sum of its streams."""
+    """Return a group as one row: the sums of its streams, for deliveries also of its consumers."""
     streams = streams_of(stats)
     receivers = [*streams, *consumers_of(stats)]
     return Row(
@@ -78,7 +78,7 @@ def _sum(values: list[int | None]) -> int:
 
 
 def drops(stats: Mapping[str, Any]) -> int:
-    """Messages dropped unread, since the server started."""
+    """Return the number of messages dropped unread since the server started."""
     return int(stats.get("discarded", 0)) + int(stats.get("cut", 0))
 
 

@@ -1,4 +1,4 @@
-"""`mq schedule`: the schedules of a group, shown, put and removed."""
+"""`mq schedule`: list, put and remove the schedules of a group."""
 
 from __future__ import annotations
 

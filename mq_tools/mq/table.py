@@ -8,7 +8,7 @@ from mq_tools.errors import printable
 
 
 def aligned(rows: Sequence[Sequence[str]], right_aligned: Collection[int]) -> list[str]:
-    """One line a row, of printable text; `right_aligned`: the numbers of right-aligned columns."""
+    """Return one line of printable text a row; `right_aligned`: the indexes of the right-aligned columns."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -1,4 +1,4 @@
-"""`mq top`: waiting messages, rates and ages of groups, streams and consumers, frame after frame.
+"""`mq top`: frames of the waiting messages, rates and ages of groups, streams and consumers.
 
 Reads `.stats`, and `.cursor` for the age of the oldest waiting message.
 """
@@ -30,7 +30,7 @@ from mq_tools.mq.table import aligned
 from mq_tools.tree import groups_below
 
 _HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED", "HELD-BACK")
-_SHORTEST_S = 0.1  # between two frames on a terminal
+_SHORTEST_S = 0.1  # minimum interval of frames on a terminal
 _MARGIN = 6  # lines of a terminal that are not rows
 
 
@@ -43,21 +43,21 @@ class Line:
     waiting: int
     rate_in: float | None
     rate_out: float | None
-    lag_s: float | None  # time to drain the backlog at the present rate
+    lag_s: float | None  # time to drain the waiting messages at the present rate
     age_s: float | None
     readers: int
     failed: int
     dead: int
     dropped: int
-    held_back: str | None  # the rule for which a consumer's messages wait
+    held_back: str | None  # the rule that makes a consumer's messages wait
 
 
-_own_reads: Counter[str] = Counter()  # by group, which counts them as read messages
+_own_reads: Counter[str] = Counter()  # reads by `_age`, by group: `.stats` counts each as a read message
 Sample = dict[str, tuple[str, Row]]  # by path: its group and its row
 
 
 def sample(groups: Sequence[str]) -> Sample:
-    """The groups, those inside, their streams and consumers."""
+    """Return the rows of the groups, the groups inside, and their streams and consumers."""
     rows: Sample = {}
     for group in groups:
         for inner in groups_below(group):
@@ -71,7 +71,7 @@ def sample(groups: Sequence[str]) -> Sample:
 
 
 def frame(before: Sample, now: Sample, seconds: float, sort: str, limit: int | None) -> list[Line]:
-    """The lines of the difference of two samples, sorted, at most `limit`."""
+    """Return the lines for the difference of two samples, sorted, at most `limit`."""
     lines = [_line(path, row, before.get(path, ("", None))[1], seconds) for path, (_, row) in now.items()]
     if sort == "age":
         lines = [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines]
@@ -112,7 +112,7 @@ def _rate(now: int | None, before: int | None, seconds: float) -> float | None:
 
 
 def _age(entry: tuple[str, Row]) -> float | None:
-    """Seconds that the oldest waiting message has waited; None where unknown."""
+    """Return the seconds that the oldest waiting message has waited; None if unknown."""
     group, row = entry
     if row.oldest is not None:
         return max(0.0, time.time() - row.oldest)
@@ -211,8 +211,8 @@ def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Read single keys from the terminal within the block: a function that waits some seconds; True once q is
-    pressed."""
+    """Read single keys from the terminal within the block. Yield a function that waits some seconds and returns whether
+    q was pressed, or the input ended."""
     fd = sys.stdin.fileno()
 
     def is_ended(seconds: float) -> bool:

@@ -1,6 +1,6 @@
-"""Attach: the user's terminal on a session, and `-w`, which only types.
+"""Attach: connect the user's terminal to a session; and `-w`, which only types.
 
-Every end of the attachment but SIGKILL restores the state of the terminal.
+The state of the terminal is restored at the end of the attachment, except after SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mq_tools.pin.session import GRACE_S, Session, parse_status
 
 PROGRAM = "pin"
 READ_BYTES = 65536
-CHECK_S = 2.0  # from check to check for the host of an idle session
-RECHECK_S = 0.2  # the same while it is missing
-LOST = (errno.ENOTCONN, errno.ECONNABORTED)  # of files of a server that ended
-LEAVE_S = 2.0  # that the end waits for a terminal that takes nothing
+CHECK_S = 2.0  # interval of checks for the host of an idle session
+RECHECK_S = 0.2  # the same while the host is missing
+LOST = (errno.ENOTCONN, errno.ECONNABORTED)  # errors of files whose server ended
+LEAVE_S = 2.0  # limit of waiting at the end for a terminal that takes no output
 STDIN, STDOUT, STDERR = 0, 1, 2
 BEHIND = Message(0, 0, "out", b"\r\n[pin: output was lost, this reader fell behind]\r\n")
 
@@ -41,7 +41,7 @@ class Detached(Exception):
 
 
 class Attachment:
-    """A terminal on a session."""
+    """A terminal attached to a session."""
 
     def __init__(self, session: Session, detach: bytes) -> None:
         self._session = session
@@ -57,7 +57,8 @@ class Attachment:
         self._pause_s = RECHECK_S  # the first check is early
 
     def _open(self, name: str) -> int | None:
-        """The stream, open for writing; None to only watch: without permission, or if it belongs to another user."""
+        """Open a stream for writing. Return None, to only watch, without permission or if another user owns the stream.
+        Raises ToolError."""
         try:
             fd = os.open(self._session.stream(name), os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -72,7 +73,8 @@ class Attachment:
         return None
 
     def run(self) -> int:
-        """Attach until the session ends (its status), the user detaches (0) or a signal comes; the exit code."""
+        """Attach until the session ends, the user detaches, or a signal arrives. Return the exit code: the session's
+        status, 0, or 128 + the signal. Raises ToolError."""
         try:
             with signals_raised(), self._terminal():
                 status = self._loop()
@@ -103,7 +105,7 @@ class Attachment:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-            with suppress(OSError, termios.error):  # the terminal may be gone
+            with suppress(OSError, termios.error):  # the terminal may be disconnected
                 termios.tcsetattr(STDIN, termios.TCSADRAIN, settings)
                 if os.isatty(STDOUT) and takes_output(self._output):
                     os.write(self._output, b"\r\n")
@@ -117,7 +119,7 @@ class Attachment:
                 pass  # the next read fails with the reason
 
     def _loop(self) -> int | None:
-        """The exit status of the session; None after detaching."""
+        """Show messages and type input. Return the exit status of the session; None after detaching."""
         while True:
             messages = self._read()
             for message in messages or ():
@@ -143,7 +145,7 @@ class Attachment:
         return messages
 
     def _show(self, data: bytes) -> bool:
-        """Write output, at the speed of the terminal, and forward what is typed meanwhile; False after the detach key.
+        """Write output at the speed of the terminal, and forward input meanwhile. Return False after the detach key.
         Raises Detached, ToolError."""
         rest = memoryview(data)
         while rest:
@@ -155,7 +157,7 @@ class Attachment:
         return True
 
     def _ready(self, fd: int, event: int, most_s: float | None = None) -> set[int]:
-        """Wait for an event of a file or for input, `most_s` seconds at most; the descriptors that are ready."""
+        """Wait at most `most_s` seconds for an event of a file, or for input. Return the ready descriptors."""
         poll = select.poll()
         poll.register(fd, event)
         if self._reads_input:
@@ -163,7 +165,7 @@ class Attachment:
         return {fd for fd, _ in poll.poll(None if most_s is None else int(most_s * 1000))}
 
     def _end_reason(self, error: OSError | None = None, file: str = ".cursor") -> str:
-        """Why the attachment ends: the error of `file`, or its end (None)."""
+        """Return the reason why the attachment ends. `error`: of `file`; None at its end of file."""
         if self._session.is_served:
             if not self._session.exists:
                 return f"session {self._session.id!r} was removed"
@@ -182,7 +184,7 @@ class Attachment:
             raise ToolError(self._session.host_lost())
 
     def _wait(self) -> bool:
-        """Wait for input, output or the next check of the host; whether there is input."""
+        """Wait for input, output or the next check of the host. Return whether there is input. Raises ToolError."""
         ready = self._ready(self._cursor.fd, select.POLLIN, self._pause_s)
         if not ready:
             self._check_host()
@@ -190,12 +192,12 @@ class Attachment:
         return STDIN in ready
 
     def _type(self) -> bool:
-        """Forward typed input; False after the detach key."""
+        """Forward typed input. Return False after the detach key. Raises Detached, ToolError."""
         try:
             data = os.read(STDIN, READ_BYTES)
         except OSError as error:
             if error.errno == errno.EIO:
-                raise Detached(signal.SIGHUP) from None  # the terminal is gone
+                raise Detached(signal.SIGHUP) from None  # the terminal was disconnected
             raise input_failed(error) from error
         if not data:
             self._reads_input = False  # end of a file or pipe: only watch
@@ -227,7 +229,8 @@ def signals_raised() -> Iterator[None]:
 
 
 def open_again(fd: int) -> int:
-    """An output. A terminal is opened again, so that a write to it does not wait: others share the first one."""
+    """Return a descriptor for an output. A terminal is opened again with O_NONBLOCK, as other programs share the first
+    descriptor; another file is returned as it is."""
     if os.isatty(fd):
         with suppress(OSError):
             return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -242,7 +245,7 @@ def takes_output(fd: int) -> bool:
 
 
 def say_detached(session: Session) -> None:
-    """On standard error, unless that takes nothing."""
+    """Say on standard error that the session was detached, unless that takes no output within LEAVE_S."""
     fd = open_again(STDERR)
     if takes_output(fd):
         with suppress(OSError):
@@ -250,14 +253,15 @@ def say_detached(session: Session) -> None:
 
 
 def write_some(fd: int, data: memoryview) -> int:
-    """Write a piece, which a pipe that may be written takes at once; its bytes. Raises Detached, ToolError."""
+    """Write at most PIPE_BUF bytes, which a writable pipe takes without blocking. Return the number of bytes written.
+    Raises Detached, ToolError."""
     try:
         return os.write(fd, data[: select.PIPE_BUF])
     except BlockingIOError:
         return 0
     except OSError as error:
         if error.errno == errno.EIO:
-            raise Detached(signal.SIGHUP) from None  # the terminal is gone
+            raise Detached(signal.SIGHUP) from None  # the terminal was disconnected
         raise ToolError(f"standard output: {reason(error)}") from error
 
 
@@ -275,18 +279,18 @@ def foreign(session: Session) -> str:
 
 
 def attach(session: Session, detach: bytes) -> int:
-    """Attach this terminal; the exit code. Raises ToolError."""
+    """Attach this terminal; return the exit code. Raises ToolError."""
     session.check()
     is_own = False
     with suppress(OSError):
-        is_own = os.path.samefile(os.environ.get("PIN") or "", session.path)  # by whichever path it is mounted
+        is_own = os.path.samefile(os.environ.get("PIN") or "", session.path)  # also if mounted at another path
     if is_own:
         raise ToolError(f"cannot attach session {session.id!r} to itself")
     return Attachment(session, detach).run()
 
 
 def read_piece() -> bytes:
-    """A piece of standard input; empty at its end. Raises ToolError."""
+    """Return a piece of standard input; empty at its end. Raises ToolError."""
     try:
         return os.read(STDIN, READ_BYTES)
     except OSError as error:
@@ -311,8 +315,8 @@ def write(session: Session, words: Sequence[str]) -> None:
 
 
 def _write_input(fd: int, path: str) -> None:
-    """Type all of standard input. Where that is refused, a file is left where the rest of it begins. Raises ToolError,
-    which says how much was typed."""
+    """Type all of standard input. After a refused write, move the position of a file back to the first untyped byte.
+    Raises ToolError, which says how much was typed."""
     typed = 0
     while data := read_piece():
         try:

@@ -48,7 +48,7 @@ def _command(**options: Any) -> Options:
 
 
 def detach_key(text: str) -> bytes:
-    """The bytes of `^X`, one character, or `none`. Raises ToolError."""
+    """Return the bytes of the key `^X` or of one character; empty for `none`. Raises ToolError."""
     if text == "none":
         return b""
     if len(text) == 2 and text[0] == "^" and "@" <= text[1].upper() <= "_":
@@ -59,7 +59,7 @@ def detach_key(text: str) -> bytes:
 
 
 def create(session: Session, command: Sequence[str]) -> None:
-    """Create the session and start its command."""
+    """Create the session and start its command. Raises ToolError."""
     session.create()
     start(session, command or (os.environ.get("SHELL") or "/bin/sh", "-i"), get_size() or (24, 80))
 
@@ -84,5 +84,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run pin; the exit code."""
+    """Run pin; return the exit code."""
     return run_tool(PROGRAM, run, arguments)

@@ -2,8 +2,8 @@
 
 It runs the program, sets the size of its terminal, and reconnects after a restart of the server. It keeps its position
 and the unwritten output (at the limit the program blocks), so input is typed at most once and no output is lost. Input
-of which the depth of `in` evicts some before the program reads it is not typed whole: the host says so in `out`. It
-ends with the program, or when its group is removed. It has no terminal of a user.
+is lost if the depth of `in` evicts it before the program reads it: the host reports that in `out`. The host ends with
+the program, or when its group is removed. It is detached from the user's terminal.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mq_tools.errors import ToolError, close, reason
 from mq_tools.pin.session import Session, write_once
 
 READ_BYTES = 65536
-UNSENT_BYTES = 1 << 20  # of output while the tree is away; at the limit the program blocks
-LAST_READS = 64  # of mostly 4 KiB, from the terminal of an ended program
+UNSENT_BYTES = 1 << 20  # limit of output kept while the tree is unavailable; then the program blocks
+LAST_READS = 64  # limit of reads, mostly of 4 KiB, from the terminal of an ended program
 RETRY_S = 0.2
-LAST_WRITE_S = 3600.0  # the status of an ended program waits for the tree at most this long
+LAST_WRITE_S = 3600.0  # last output and status of an ended program wait for the tree at most this long
 
 
 def start(session: Session, command: Sequence[str], size: tuple[int, int]) -> None:
@@ -48,7 +48,7 @@ def start(session: Session, command: Sequence[str], size: tuple[int, int]) -> No
 
 
 def _detach(session: Session, command: Sequence[str], size: tuple[int, int], pipe: int) -> None:
-    """In the child: detach, then run the host. Never returns. Writes "ok" or an error to `pipe`."""
+    """Detach from the terminal and run the host, in the child. Never returns. Writes "ok" or an error to `pipe`."""
     code = 1
     try:
         os.setsid()
@@ -105,7 +105,7 @@ class Host:
         while self._status is None and not self._removed:
             self._step()
         self._read_terminal(to_the_end=True)
-        self._unsent.append(b"")  # in place of the status
+        self._unsent.append(b"")  # stands for the status, see `_send`
         until = time.monotonic() + LAST_WRITE_S
         while self._unsent and not self._removed and time.monotonic() < until:
             self._send()
@@ -139,7 +139,7 @@ class Host:
             code = os.waitstatus_to_exitcode(status)
             self._status = code if code >= 0 else 128 - code
         elif terminal & select.POLLHUP:
-            time.sleep(RETRY_S / 4)  # the program runs on without its terminal
+            time.sleep(RETRY_S / 4)  # the program still runs, without its terminal
 
     def _hang_up(self) -> None:
         try:
@@ -151,7 +151,8 @@ class Host:
     # ------------------------------------------------------------ terminal
 
     def _read_terminal(self, to_the_end: bool) -> None:
-        """Read the present output. Bounded: other processes may still write to the terminal of an ended program."""
+        """Read present output: once, or at most LAST_READS times if `to_the_end`. Bounded: other processes may still
+        write to the terminal of an ended program."""
         for _ in range(LAST_READS):
             try:
                 data = os.read(self._master, READ_BYTES)
@@ -183,7 +184,7 @@ class Host:
     # ------------------------------------------------------------ tree
 
     def _send(self) -> None:
-        """Write the unsent output to the tree, as far as it takes it."""
+        """Write the unsent output to the tree until a write fails. An empty piece stands for the exit status."""
         while self._unsent and self._link is not None:
             try:
                 if self._unsent[0]:
@@ -228,7 +229,7 @@ class Host:
             self._link = None
 
     def _reconnect(self) -> None:
-        """Try once. A group missing from a served tree was removed: the host ends."""
+        """Try once to open the files again. The host ends if its group was removed from a served tree, or replaced."""
         try:
             inode = os.stat(self._session.path).st_ino
         except OSError as error:
@@ -264,7 +265,7 @@ class Link:
 
 
 def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Session) -> tuple[int, int]:
-    """Start the command on a new pseudo-terminal: its process id and the master's descriptor. Raises ToolError."""
+    """Start the command on a new pseudo-terminal. Return process id and descriptor of the master. Raises ToolError."""
     reading, writing = os.pipe()
     pid, master = pty.fork()
     if pid == 0:
@@ -295,7 +296,7 @@ def set_size(fd: int, size: tuple[int, int]) -> None:
 
 
 def get_size() -> tuple[int, int] | None:
-    """Rows and columns of the standard terminal; None without one."""
+    """Return rows and columns of the terminal of the standard files; None without one."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
             columns, rows = os.get_terminal_size(stream.fileno())

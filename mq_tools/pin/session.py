@@ -1,7 +1,7 @@
-"""Session: one group of the tree whose streams are a terminal.
+"""Session: a group of the tree whose streams are a terminal: `in`, `out`, `size` and `status`.
 
-The streams are `in`, `out`, `size` and `status`. Here sessions are created and removed, and their state is read from
-these files: whether one exists, has ended, or lost its host. Never runs a program, never touches a terminal.
+This module creates and removes sessions, and reads their state from the files of the group: whether a session exists,
+has ended, or has lost its host. It never runs a program, and never touches a terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mq_tools.errors import USAGE, ToolError, close, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"
-GRACE_S = 1.5  # for a host to reconnect after a restart of the server
+GRACE_S = 1.5  # time for a host to reconnect after a restart of the server
 _POLL_S = 0.1
 
 
@@ -31,7 +31,7 @@ class Session:
         return os.path.join(self.path, name)
 
     def check_mount(self) -> None:
-        """Raises ToolError where the mount does not serve a tree with cursors."""
+        """Raise ToolError if the mount does not serve a tree with cursors."""
         if not self.is_served:
             raise ToolError(f"{self.mount}: no tree mounted there (start a server, or set -m or $MQFS)")
 
@@ -44,7 +44,7 @@ class Session:
         return os.path.lexists(self.path)
 
     def check(self) -> None:
-        """Raises ToolError where the session does not exist."""
+        """Raise ToolError if the session does not exist, or its group is not a session."""
         self.check_mount()
         if not self.exists:
             raise ToolError(f"no session {self.id!r} in {self.mount} (create it: pin -c {self.id})")
@@ -57,7 +57,7 @@ class Session:
                 raise ToolError(f"{self.path}: {reason(error)}") from error
 
     def create(self) -> None:
-        """Create the group and its streams, private to the user. Raises ToolError where it exists."""
+        """Create the group and its streams, private to the user. Raises ToolError, also if the group exists."""
         self.check_mount()
         try:
             os.mkdir(self.path, 0o700)
@@ -74,7 +74,7 @@ class Session:
             raise ToolError(f"{self.path}: {reason(error)}") from error
 
     def _conflict(self) -> str:
-        """The error of an id in use."""
+        """Return the error text for an id in use."""
         try:
             self.check()
         except ToolError as error:
@@ -99,7 +99,7 @@ class Session:
             pass
 
     def exit_status(self) -> int | None:
-        """The exit status of its command; None while it runs. Raises ToolError."""
+        """Return the exit status of the command; None while it runs. Raises ToolError."""
         try:
             fd = os.open(self.stream("status"), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -115,7 +115,7 @@ class Session:
         return None
 
     def has_host(self, timeout_s: float = 0.0) -> bool:
-        """Whether the host runs, which alone has `out` open for writing; waits for one up to `timeout_s`."""
+        """Whether the host runs: only a host has `out` open for writing. Wait for a host up to `timeout_s`."""
         until = time.monotonic() + timeout_s
         while not self._host_listed():
             if time.monotonic() >= until:
@@ -132,7 +132,7 @@ class Session:
         return any(row["file"] == "out" and "w" in row["mode"] for row in rows)
 
     def check_running(self) -> None:
-        """Raises ToolError where no host reads the input of the session."""
+        """Raise ToolError if no host reads the input of the session."""
         self.check()
         status = self.exit_status()
         if status is not None:
@@ -142,7 +142,7 @@ class Session:
 
 
 def parse_status(message: bytes) -> int | None:
-    """N of an `exit N` message in `status`."""
+    """Return N of a message `exit N` in `status`; None for another message."""
     words = message.split()
     if len(words) != 2 or words[0] != b"exit" or not words[1].isdigit() or len(words[1]) > 3:
         return None
@@ -150,7 +150,7 @@ def parse_status(message: bytes) -> int | None:
 
 
 def check_id(id: str) -> None:
-    """Raises ToolError where it cannot be the name of a group."""
+    """Raise ToolError if the id cannot be the name of a group."""
     fault = ""
     if not id or id in ("ctl", "order") or id.startswith("."):
         fault = "reserved" if id else "empty"
@@ -167,7 +167,7 @@ def check_id(id: str) -> None:
 
 
 def write_once(path: str, data: bytes) -> None:
-    """Write once to an existing file."""
+    """Write the data in one write to an existing file. Raises OSError."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, data)

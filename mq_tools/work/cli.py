@@ -14,11 +14,11 @@ from mq_tools.work.consumer import ConsumerFile
 from mq_tools.work.worker import PROGRAM, Options, Worker
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-COMMANDS = 256  # at a time
+COMMANDS = 256  # limit of -j
 
 
 def interval_s(rate: str) -> float:
-    """Seconds from start to start at `5/s`, `30/m`, `100/h`, or a number a second. Raises ValueError."""
+    """Return the seconds from start to start at `5/s`, `30/m`, `100/h`, or a number a second. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(?:/([smh]))?", rate)
     if not match or not float(match[1]):
         raise ValueError(f"bad rate {rate!r} (expected 5/s, 30/m or 100/h)")
@@ -77,5 +77,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run mq-work; the exit code."""
+    """Run mq-work; return the exit code."""
     return run_tool(PROGRAM, run, arguments)

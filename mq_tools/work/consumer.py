@@ -1,6 +1,6 @@
 """The file of a consumer: its path and lease, and its handles.
 
-Writes commands to `.consumers/NAME`. Never waits, never runs a command of a message.
+This module writes commands to `.consumers/NAME`. It never waits, and never runs the command of a message.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mq_tools.errors import ToolError, close, reason
 from mq_tools.times import duration_ns
 from mq_tools.tree import CONSUMERS, ctl_of, is_group
 
-READ_BYTES = 1 << 20  # the limit of a read by a mount; the next returns the rest of a line
-_UNKNOWN_LEASE_S = 15.0  # where `ctl` may not be read
+READ_BYTES = 1 << 20  # the limit of a read on a mount; the next read returns the rest of a line
+_UNKNOWN_LEASE_S = 15.0  # if `ctl` cannot be read
 _LEASE_AGE_S = 1.0  # then `ctl` is read again
 
 
@@ -33,7 +33,7 @@ class ConsumerFile:
         self._read_at = 0.0
 
     def check(self, *, make: bool = False) -> None:
-        """Raises ToolError where there is no such consumer; `make`: create it first."""
+        """Raise ToolError if the consumer does not exist; `make`: create it first."""
         if not self._is_consumer:
             what = "a stream" if os.path.isfile(self.path) else "not a consumer"
             raise ToolError(f"{self.label}: {what} (expected GROUP/.consumers/NAME)")
@@ -48,7 +48,7 @@ class ConsumerFile:
             raise ToolError(f"{self.label}: no such consumer (create it: touch {self.label})")
 
     def is_removed(self) -> bool:
-        """Whether it was removed from a served tree; False while the tree is unmounted."""
+        """Whether the consumer was removed from a served tree; False while the tree is unmounted."""
         if os.path.lexists(self.path):
             return False
         folder = self.group
@@ -57,7 +57,7 @@ class ConsumerFile:
         return is_group(folder)
 
     def lease_s(self) -> float:
-        """The lease of a claim by the group's `ctl`; 0: without end."""
+        """Return the lease of a claim in seconds, by the group's `ctl`; 0: a claim does not expire."""
         now = time.monotonic()
         if self._lease is None or now - self._read_at > _LEASE_AGE_S:
             self._lease, self._read_at = self._read_lease(), now
@@ -86,7 +86,7 @@ class Handle:
             raise
 
     def claim_next(self) -> Message | None:
-        """The next message; None where there is none yet. Raises EOFError, OSError, ValueError, KeyError."""
+        """Claim the next message; return None if there is none yet. Raises EOFError, OSError, ValueError, KeyError."""
         while not self._line.endswith(b"\n"):
             try:
                 data = os.read(self.fd, READ_BYTES)
@@ -99,7 +99,7 @@ class Handle:
         return message_of(line)
 
     def command(self, lines: str) -> None:
-        """Write commands, as of the claim. Raises OSError."""
+        """Write commands, such as those that settle the claim. Raises OSError."""
         os.write(self.fd, lines.encode() + b"\n")
 
     def skip_error(self) -> None:

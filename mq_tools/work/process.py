@@ -1,6 +1,6 @@
-"""The command of a message: input, environment, time-out, and the outcome by its exit code.
+"""The command of a message: its input, environment, time-out, and the outcome by its exit code.
 
-Each command has a process group. Never reads the tree.
+Each command has its own process group. This module never reads the tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mq_tools.cursor import Message
 
 DATA_ERROR, TRY_AGAIN = 65, 75  # EX_DATAERR and EX_TEMPFAIL of sysexits.h
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as by a shell
-_LOOK_S = 0.05  # from look to look whether the rest of a process group has ended
+_LOOK_S = 0.05  # interval of checks whether the rest of a process group has ended
 _BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -41,14 +41,14 @@ class Outcome:
 
 
 def arguments_of(command: Sequence[str], body: bytes) -> list[bytes]:
-    """The words of the command; `{}` in all but the first is the body without a final newline."""
+    """Return the words of the command. `{}` becomes the body without a final newline, except in the first word."""
     text = body.removesuffix(b"\n")
     words = [os.fsencode(word) for word in command]
     return words[:1] + [word.replace(b"{}", text) for word in words[1:]]
 
 
 def environment_of(message: Message, group: str, consumer: str) -> dict[str, str]:
-    """The environment variables of the command, without headers that cannot be in one."""
+    """Return the environment variables of the command. Variables that would have a NUL byte are omitted."""
     env = {f"MQ_HEADER_{re.sub(r'[^A-Za-z0-9_]', '_', key)}": value for key, value in message.headers.items()}
     env |= {f"MQ_HEADER_{key}": value for key, value in message.headers.items() if "=" not in key}
     env |= {key.upper(): message.headers[key] for key in ("traceparent", "tracestate") if key in message.headers}
@@ -59,7 +59,7 @@ def environment_of(message: Message, group: str, consumer: str) -> dict[str, str
 
 
 def _as_input(body: bytes) -> int:
-    """An anonymous file: a command that reads none of it blocks no writer."""
+    """Return an anonymous file with the body: a command that does not read its input blocks no writer."""
     fd = os.memfd_create("message", os.MFD_CLOEXEC)
     rest = memoryview(body)
     while rest:
@@ -78,7 +78,7 @@ class Process:
         self.started = time.monotonic()
         self.signal_at = None if timeout_s is None else self.started + timeout_s
         self.timed_out = False
-        self.look_at: float | None = None  # whether the rest of its process group has ended, which no signal tells
+        self.look_at: float | None = None  # next check of the process group, whose end no signal reports
         self.renew_at: float | None = None
         self.lease_lost = False  # the message may be with another worker
         try:
@@ -101,8 +101,8 @@ class Process:
             os.close(stdin)
 
     def has_ended(self) -> bool:
-        """Whether it has ended: after a time-out with all of its process group, of which no more is left after the
-        grace."""
+        """Whether the command has ended. After a time-out its whole process group must have ended too; after the grace,
+        kill the remaining processes."""
         if self.timed_out and self._process.returncode is None:
             if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
@@ -113,14 +113,14 @@ class Process:
         return self._process.poll() is not None
 
     def check_time(self, now: float, grace_s: float) -> None:
-        """Send SIGTERM at the time-out, SIGKILL `grace_s` later."""
+        """Send SIGTERM to the process group at the time-out, SIGKILL `grace_s` later."""
         if self.signal_at is not None and now >= self.signal_at:
             self.signal(signal.SIGKILL if self.timed_out else signal.SIGTERM)
             self.signal_at = None if self.timed_out else now + grace_s
             self.timed_out = True
 
     def signal(self, number: int) -> None:
-        """Signal its process group, unless the command was reaped."""
+        """Send a signal to the process group, unless the command was reaped."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
@@ -130,7 +130,7 @@ class Process:
         self._process.wait()
 
     def outcome(self) -> Outcome:
-        """The outcome by its exit code, after its end."""
+        """Return the outcome of an ended command: by its exit code, or `nack` after a time-out."""
         status = self._process.returncode
         if self.timed_out:
             return Outcome("nack", "timed out")
@@ -146,7 +146,7 @@ class Process:
 
 
 def group_runs(group: int) -> bool:
-    """Whether a process of the group runs; one that has ended and is not reaped does not."""
+    """Whether a process of the group runs; zombies do not count."""
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{process}/stat", "rb") as file:

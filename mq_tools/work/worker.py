@@ -1,6 +1,6 @@
 """Worker: claims messages, runs commands, settles each claim, and outlives a restart of the server.
 
-Never spins, never claims a message that it may not start. One thread, which waits in one poll(2).
+It never spins, and never claims a message that it may not start. Its one thread waits in one poll(2).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mq_tools.work.consumer import ConsumerFile, Handle
 from mq_tools.work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, CannotRun, Outcome, Process, environment_of
 
 PROGRAM = "mq-work"
-_CHECK_S = 2.0  # from read to read of a waiting worker without a poll(2) event
+_CHECK_S = 2.0  # interval of reads of a waiting worker without a poll(2) event
 _BACKOFF_S = (0.05, 5.0)  # the first and the longest pause after an error
 _IMMEDIATE_S = 0.0005
-_PAUSE_S = 0.05  # where poll(2) reports "readable" though a read has nothing
+_PAUSE_S = 0.05  # if poll(2) reports "readable" but reads return no message
 _LATE_S = 0.05  # a start late by less does not delay the next
 
 
@@ -49,7 +49,7 @@ class Slot:
     def __init__(self) -> None:
         self.handle: Handle | None = None
         self.process: Process | None = None
-        self.at_end = False  # read the end of -e
+        self.at_end = False  # read the end of file that -e asks for
 
     @property
     def idle(self) -> bool:
@@ -70,7 +70,7 @@ class Worker:
         self.slots = [Slot() for _ in range(options.parallel)]
         self.remaining = options.count
         self.next_start = 0.0
-        self.retry_at = 0.0  # no read before
+        self.retry_at = 0.0  # no claim before this time
         self.pause_s = 0.0
         self.empty_polls = 0  # in a row that returned immediately
         self.failure = ""  # why the consumer cannot be read
@@ -80,7 +80,7 @@ class Worker:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """Work until an end condition holds; the exit code. Raises ToolError."""
+        """Work until an end condition holds; return the exit code. Raises ToolError."""
         try:
             with self._handled_signals():
                 self._open_all()
@@ -125,7 +125,7 @@ class Worker:
         return self.code is not None and all(slot.process is None for slot in self.slots)
 
     def _say_finishing(self) -> None:
-        """Say once at a terminal what Ctrl-C waits for."""
+        """Say once, on a terminal, that Ctrl-C waits for the running jobs."""
         jobs = sum(slot.process is not None for slot in self.slots)
         if jobs and not self.said_finishing and self.signals == [signal.SIGINT] and os.isatty(2):
             jobs_text, them = ("1 job", "it") if jobs == 1 else (f"{jobs} jobs", "them")
@@ -159,7 +159,7 @@ class Worker:
             else:
                 if self.empty_polls > 3:
                     poll.poll(_PAUSE_S * 1000)
-                poll.register(idle.handle.fd, select.POLLIN)  # one handle is enough: all are of one consumer
+                poll.register(idle.handle.fd, select.POLLIN)  # one handle is enough: all are open on one consumer
         started = time.monotonic()
         ready = poll.poll(max(0.0, min(until) - started) * 1000 + 1)
         if not ready or time.monotonic() - started > _IMMEDIATE_S:
@@ -260,7 +260,7 @@ class Worker:
                 self._log(process.message, "lease ran out while the command runs (the message may be redelivered)")
 
     def _settle(self, slot: Slot, message: Message, outcome: Outcome) -> bool:
-        """Write the outcome to the consumer, and log a failed message. Whether the write failed."""
+        """Write the outcome to the consumer, and log a failed message. Return whether the write failed."""
         text, failure = outcome.text, ""
         try:
             if slot.handle is not None and not self._command(slot.handle, outcome.command):
@@ -276,7 +276,7 @@ class Worker:
         return bool(failure)
 
     def _command(self, handle: Handle, command: str) -> bool:
-        """Write a command. False where `dead` is refused, of a dead letter or for lack of room: then `nack`."""
+        """Write a command. If `dead` is refused (a dead letter, or no room), write `nack` and return False."""
         try:
             handle.command(command)
         except OSError as error:
@@ -301,7 +301,7 @@ class Worker:
     # ------------------------------------------------------------ restarts of the server
 
     def _open_all(self) -> None:
-        """Open the consumer for each slot. At startup a failure is final: the path may be wrong. Raises ToolError."""
+        """Open the consumer for each slot. Raises ToolError: at startup a failure is final, the path may be wrong."""
         for slot in self.slots:
             try:
                 slot.handle = Handle(self.consumer, end=self.options.end)
@@ -319,7 +319,7 @@ class Worker:
             self._on_failure(slot, "unexpected end of file")
 
     def _on_failure(self, slot: Slot, text: str) -> None:
-        """Log the first failure, and retry with backoff."""
+        """Log the first failure and retry with backoff. If the consumer was removed, claim no more."""
         slot.close()
         if self.consumer.is_removed():
             print_line(PROGRAM, f"{self.consumer.label}: the consumer was removed")
