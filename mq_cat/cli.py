@@ -72,7 +72,7 @@ class Options:
 
 
 def seek_position(text: str) -> str:
-    """Check an argument of `seek`; `@` also accepts an ISO 8601 time. Raises ValueError."""
+    """Return the argument of `seek` for a start: a duration in ms, an ISO 8601 time as @UNIXTIME. Raises ValueError."""
     if re.fullmatch(r"first|last|end|-?[0-9]+", text):
         return text
     if re.fullmatch(r"@[0-9]+(\.[0-9]{1,9})?", text):

@@ -116,8 +116,8 @@ class Output:
                 raise ToolError(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
     def wait(self, fd: int, timeout_s: float) -> bool:
-        """Wait until `fd` may be readable; return whether it is. Ends the program at the end of its pipe and after
-        --idle."""
+        """Wait at most `timeout_s` until `fd` may be readable; return whether it is. Ends the program if no process
+        reads its output. Raises ToolError (TIMED_OUT) after --idle."""
         left = timeout_s
         if self._idle_s is not None:
             left = min(left, self._last_message + self._idle_s - time.monotonic())
@@ -133,7 +133,8 @@ class Output:
         return ready
 
     def _poll(self, fds: dict[int, int], seconds: float | None) -> bool:
-        """Wait until one of `fds` is ready; return whether one is. Ends the program at the end of its pipe."""
+        """Wait at most `seconds` for one of `fds`; return whether one is ready. Ends the program if no process reads
+        its output."""
         poll = select.poll()
         poll.register(_STDOUT, fds.get(_STDOUT, 0))
         for fd, mask in fds.items():

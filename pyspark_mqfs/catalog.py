@@ -198,13 +198,12 @@ class Split(NamedTuple):
 
 
 def select(file: File, names: Iterable[str]) -> None:
-    """Narrow a cursor to these streams. If one command cannot name all, they are selected one command after the other,
-    which refuses streams that may not be read. Then the cursor shows the whole group, and the decoder skips other
-    streams."""
+    """Narrow a cursor to these streams, or show the whole group if one command cannot name all: the decoder skips
+    other streams. Several commands name them first, as the server refuses a stream that may not be read."""
     lines: list[str] = []
     words, size = ["select"], 0
     for name in names:
-        if "\n" in name:  # no command can have that name
+        if "\n" in name:  # no command can have that name: show the whole group
             words = ["select"]
             lines = ["select"]
             break

@@ -39,7 +39,7 @@ class PushedFilters:
         self._below_ns: int | None = None
 
     def add(self, pushed: Filter) -> bool:
-        """Add a filter. Returns whether it is fully handled, so that Spark need not apply it."""
+        """Add a filter. Return whether it is fully handled, so that Spark need not apply it."""
         column = ".".join(getattr(pushed, "attribute", ()))  # absent in Not
         if isinstance(pushed, IsNotNull):
             return column in _NEVER_NULL

@@ -222,7 +222,7 @@ def _first_cut(client: Client, item: Range, step: str) -> int:
 
 def _shares(wanted: list[int], most: int | None, turn: int) -> list[int | None]:
     """Divide `most` into shares. Each entry that wants any gets 1, so that a small one need not wait for large ones;
-    the rest is in proportion. The remainder, and a bound too small for all, go to others with each `turn`."""
+    the rest is in proportion. The remainder, and a bound too small for all, go to other entries with each `turn`."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)

@@ -94,7 +94,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def processor(results: Results) -> str:
-    """Return the processor time per message, of all measured processes."""
+    """Return a line with the processor time per message, of all measured processes."""
     messages = max(results.published, 1)
     bench = f"{brief(results.bench_cpu_s / messages * 1e6)} of the bench"
     if results.server_cpu_s is None:

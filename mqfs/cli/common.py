@@ -95,7 +95,7 @@ def more_than_0(context: click.Context, option: click.Parameter, value: str) -> 
 
 
 def wait_s(context: click.Context, option: click.Parameter, value: str) -> float:
-    """Return the seconds of a duration that is not 0, as `duration` does."""
+    """Return the seconds of a duration that is not 0, as `more_than_0` does."""
     return more_than_0(context, option, value) / 1e9
 
 

@@ -255,7 +255,7 @@ command.add_command(completion.command)
 
 
 def main() -> NoReturn:
-    """The entry point: one line for every failure, no traceback."""
+    """Run `mqfs`: one line for every failure, no traceback."""
     open_standard_files()
     try:
         result = command.main(prog_name="mqfs", standalone_mode=False)

@@ -20,7 +20,7 @@ log = logging.getLogger("mqfs.mount")
 
 @attrs.frozen
 class Options:
-    """The options of a mount: its server, its directory, how long to wait for that server, and so on."""
+    """The options of `mqfs mount`. `patience_s`: how long to wait for the server."""
 
     address: str
     directory: str
@@ -63,7 +63,8 @@ def mount(token_file: str | None, **options: Any) -> int:
 
 
 def may_others(options: Options) -> bool | None:
-    """Whether others may use the mount; None: the default. Unless set, not if the server cannot tell users apart."""
+    """Whether other users may use the mount; None: if run by root. Without the option, False if the server
+    cannot tell users apart."""
     knows = all(isinstance(one, UnixAddress) for one in parse_addresses(options.address)) and not options.user
     return options.allow_other if knows or options.allow_other is not None else False
 
@@ -116,8 +117,8 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
 
 
 async def _until_signal(signals: AsyncIterator[int], terminal: Any, session: Any, stopping: Any, starting: Any) -> None:
-    """At a signal that ends the mount, set `stopping`, close the session, and cancel `starting`: a start in progress
-    would else wait for answers."""
+    """At a signal that ends the mount, set `stopping`, close the session, and cancel `starting`: otherwise a
+    start in progress would wait for answers."""
     async for number in signals:
         if number != signal.SIGHUP or terminal.is_gone():
             log.info("%s: stopping", signal.Signals(number).name)

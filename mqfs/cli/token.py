@@ -141,7 +141,7 @@ def _id_of(file: str, number: int, line: bytes) -> str | None:
 
 
 def _warn(file: str, lines: list[bytes]) -> None:
-    """Print the lines whose users the system does not know. Raises BadConfig."""
+    """Warn of each line whose user the system does not know. Raises BadConfig for a malformed line."""
     for where, line in parse_lines(file, b"\n".join(lines)):
         if identity.user_number(line.user) is None:
             why = (
@@ -217,7 +217,7 @@ def _replace(file: str, data: bytes, status: os.stat_result) -> None:
 
 
 def _lock(file: str, flags: int) -> int:
-    """Return the file open and locked. If another editor replaced it meanwhile, open it again. Raises BadConfig."""
+    """Return a descriptor of the locked file. Open it again if an editor replaced it meanwhile. Raises BadConfig."""
     while True:
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)

@@ -33,7 +33,7 @@ class QueryCheckpoint:
 
 @contextmanager
 def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
-    """Yield the checkpoint at a path; if the path is "", a temporary one that is removed at the end."""
+    """Yield the checkpoint at a path; if the path is "", a temporary one, removed at the end with its consumers."""
     if path:
         yield QueryCheckpoint(path, {}, True)
         return

@@ -149,8 +149,8 @@ def _check_groups(groups: Iterable[str], to: str) -> None:
 
 
 def _stream_in(group: str) -> Column:
-    """Return the name of a message's stream. It is an error in a group that appeared after the check, under --pattern
-    and --follow."""
+    """Return the name of a message's stream. The column raises an error for another group, which appeared after the
+    check (--pattern with --follow)."""
     stream = stream_of(F.col("topic"))
     late = F.raise_error(F.concat(F.lit("dead-letters divert: not in the group of --to: "), F.col("topic")))
     return F.when(group_of(F.col("topic")) == (group or ROOT), stream).otherwise(late)

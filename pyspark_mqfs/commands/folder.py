@@ -82,8 +82,8 @@ class Folder:
         self.rename(aside, name)
 
     def create_json(self, name: str, value: Any) -> bool:
-        """Create a file, whole. Returns False, and leaves the file as it is, if it exists. Of several processes at
-        once, one creates it.
+        """Create a file, whole. If it exists, leave it as it is and return False. Of several processes at once, one
+        creates it.
 
         Raises OSError.
         """
@@ -98,8 +98,8 @@ class Folder:
         return created
 
     def _place(self, aside: str, name: str) -> bool:
-        """Rename a file unless its new name exists; return whether it was renamed."""
-        if self.scheme == "file":  # a rename replaces a file there; HDFS does not
+        """Give the file `aside` the name `name` by a link or a rename; return False if that name exists."""
+        if self.scheme == "file":  # a rename replaces a file there; a rename of HDFS does not
             try:
                 os.link(self._local(aside), self._local(name))
                 return True

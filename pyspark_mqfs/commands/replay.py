@@ -5,7 +5,7 @@ first split is published, so that a repeat has the same splits; each is committe
 later are planned after that, in a file of their own.
 
 A message keeps its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970)
-have the original sequence and time. With `plain` a message has none of these.
+have the original sequence and time. With `plain` reserved headers and these are left out.
 """
 
 from __future__ import annotations
