@@ -14,7 +14,7 @@ from mq_tools import tree
 from mq_tools.cursor import quote
 from mq_tools.errors import ToolError, alarm
 
-# Settings that are words; others are completed to their present value.
+# Values of settings that are words; other settings are completed to their present value.
 SETTINGS = {
     "data": "message line coalesce",
     "replay": "off last key all",
@@ -128,7 +128,8 @@ def _consumers(group: str) -> list[str]:
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    """Return the words that begin with `incomplete`: for bash quoted, unless the typed one is, as it inserts them."""
+    """Return the words that begin with `incomplete`. bash inserts words verbatim, so they are quoted for it, unless the
+    typed word has a quote."""
     found = [word for word in words if word.startswith(incomplete)]
     typed = os.environ["COMP_WORDS"].split("\n")  # bash has one word a line, other shells one line
     if len(typed) == 1 or any(mark in typed[-1] for mark in "'\""):

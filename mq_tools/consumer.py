@@ -51,7 +51,8 @@ class Consumer(Cursor):
         return [message_of(line)]
 
     def _whole(self, claimed: list[Message]) -> Iterator[Message]:
-        """Yield the messages with complete bodies. A message without all its parts is dead-lettered or requeued."""
+        """Yield the messages with complete bodies. A message without all its parts is never acked:
+        it becomes a dead letter, or is requeued."""
         for message in claimed:
             try:
                 yield whole(self.group, message)

@@ -37,7 +37,7 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
 
 
 def write(fd: int, data: bytes, path: str) -> None:
-    """Write the data in one write. Raises ToolError, with the server's text if it can be read, also if cut short."""
+    """Write the data in one write. Raises ToolError: with the server's text if possible, or for a short write."""
     try:
         count = os.write(fd, data)
     except OSError as error:

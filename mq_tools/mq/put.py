@@ -90,7 +90,7 @@ class Putter:
                 write(fd, body, path)
 
     def put(self, bodies: Iterable[bytes], metadata: Metadata) -> Iterable[int]:
-        """Write each body by `.put`; yield the sequence of each message, 0 if it was not appended. Raises ToolError."""
+        """Write each body by `.put`; yield the sequence of each message, 0 if it is discarded. Raises ToolError."""
         if self._make and not os.path.lexists(self._stream.path):
             with open_file(self._stream.path, os.O_WRONLY | os.O_CREAT):
                 pass

@@ -70,7 +70,7 @@ def _cursor(group: str, stream: str) -> Iterator[Cursor]:
 
 @contextmanager
 def _replies(path: str) -> Iterator[None]:
-    """Keep the stream of replies open for reading and writing: with `deliver one` no other file counts as a reader."""
+    """Keep the stream of replies open. With `deliver one` a file open for reading only would not count."""
     with open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE) as fd:
         os.fchmod(fd, _MODE)  # regardless of the umask
         yield

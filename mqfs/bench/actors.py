@@ -280,7 +280,7 @@ class Load:
     seconds: float | None = None
     rate: float | None = None  # messages a second, of all producers
     round_trips: int = 0
-    marks: bool = True  # each producer publishes an end mark, for consumers; else others publish one for each worker
+    marks: bool = True  # whether producers publish end marks, for consumers; workers get one each by other means
 
 
 class Actor:

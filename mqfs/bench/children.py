@@ -165,7 +165,7 @@ class Crew:
         self._ready = 0
         self._messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
-        # An embedded engine locks the store: then all actors are threads of one process.
+        # An embedded engine locks its store: then all actors are threads of one process.
         parts = [list(roles)] if place.transport == "embedded" else [[role] for role in roles]
         self._running: dict[int, list[tuple[str, int]]] = {}
         for part in parts:

@@ -234,7 +234,7 @@ def mount(request: Request) -> int:
     try:
         with open(ours, "rb") as pipe:
             said = pipe.read()
-    except KeyboardInterrupt:  # the child has left the terminal
+    except KeyboardInterrupt:  # the child has left the terminal, and gets no SIGINT
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         return INTERRUPTED
