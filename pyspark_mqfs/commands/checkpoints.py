@@ -45,7 +45,8 @@ def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
             with suppress(OSError, MqfsError, OptionError), source.connection().link() as link:
                 client = link.client()
                 for group in source.catalog().groups:
-                    _remove(client, group, prefix)
+                    with suppress(MqfsError):
+                        _remove(client, group, prefix)
 
 
 def forget_producer(target: Source, groups: Iterable[str], producer: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mqfs.limits import VIEW_PATTERNS
+from pyspark_mqfs.commands.checkpoints import query_checkpoint
+from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.options import OptionError
 from tests.spark.scene import Scene
 from tests.spark.test_stream import Readers, reader, taken
@@ -103,3 +105,14 @@ def test_a_view_full_of_removed_streams(scene: Scene, reader: Readers) -> None:
     assert taken(mine, end) == [b"2"]
     assert scene.stats("g")["consumers"]["mine"]["over"] == "mine"
     assert list(scene.stats("g")["consumers"]) == ["mine"]
+
+
+def test_a_temporary_checkpoint_leaves_no_consumer_though_one_group_refuses(scene: Scene) -> None:
+    """They would retain what is written from then on."""
+    with query_checkpoint("", Source(scene.address, pattern="[abc]/s")) as checkpoint:
+        prefix = checkpoint.reader_options["groupIdPrefix"]
+        for name in "abc":
+            scene.group(name, "replay all", f"consumer {prefix}-x", f"protect {'on' if name == 'b' else 'off'}")
+            scene.stream(f"{name}/s")
+    left = {name: [c for c in scene.client.list(f"{name}/.consumers") if c.startswith(prefix)] for name in "abc"}
+    assert left == {"a": [], "b": [f"{prefix}-x"], "c": []}
