@@ -34,7 +34,7 @@ def failing(name):
 for name in sys.argv.pop(1).split():
     failing(name)
 sys.argv[0] = "mqfs"
-from mqfs.__main__ import main
+from mqfs.cli.main import main
 sys.exit(main())
 """
 
