@@ -80,7 +80,7 @@ PASSED_MESSAGES = 256  # messages that a read passes over in one piece, in searc
 SCANNED_MESSAGES = 4  # messages of streams that are not selected: as many count as one passed over
 PASSED_BYTES = 4_096  # bytes of a body that count as one more message, as a program may search them
 LOOKING_S = 0.001  # longest piece of work that only reads: all others wait for it
-PIECE_S = 0.00005  # longest piece of any portioned work while other users are present: the time of one request
+PIECE_S = 0.00005  # longest piece of a portioned request while other users are present: the time of one request
 TRIM_BYTES = 256 << 10  # written to a log before it is trimmed
 MEMORY_BYTES = 256 << 20  # log of one group in a memory store
 
