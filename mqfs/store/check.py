@@ -31,7 +31,7 @@ from mqfs.store.segment.index import (
     size_of,
 )
 from mqfs.store.segment.recovery import RecoveryScan, is_reserve, scan_segment
-from mqfs.store.sequences import reserve_body, reserved_by
+from mqfs.store.sequences import behind_damage, reserve_body, reserved_by
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock, write_label
 
 Report = Callable[[str], None]
@@ -372,7 +372,7 @@ class Checker:
             encode(bound - 1, 0, 0, Kind.STATE, MORE | (INNER if piece else 0), b"", body)
             for piece, body in enumerate(bodies)
         ]
-        reserve = reserve_body(bound + 2 * limits.SEQUENCE_BLOCK)
+        reserve = reserve_body(behind_damage(bound))
         extra.append(encode(bound - 1, 0, 0, Kind.CHANGE, INNER if bodies else 0, b"", reserve))
         self._write_anew(number, log, extra)
         if not whole:

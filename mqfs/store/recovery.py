@@ -2,7 +2,7 @@
 
     [1 to 39, sealed]   [40 to 71, sealed]   [72: state|..............|.......|torn]
      not scanned         not scanned          its index covers 72 to 85, the scan finds 86 to 89; the rest is cut
-    next sequence       the bound of the newest reserve record; after damage, one block more
+    next sequence       the bound of the newest reserve record; after damage, more than that may have hidden
 
 A newest segment without a whole head was begun just before the stop: it is moved to quarantine/, and the one before it
 is the newest. The history is the newest state and the records after it that are no messages. If that state is damaged,
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Protocol
 
-from mqfs import errors, limits
+from mqfs import errors
 from mqfs.model import MORE, Kind, Record
 from mqfs.records.record import HEAD_BYTES, INNER, Row, decode, padded
 from mqfs.store.chain import Chain
@@ -24,7 +24,7 @@ from mqfs.store.group_commit import GroupCommit
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import NonMessageRecords, Plain
 from mqfs.store.segment.recovery import is_reserve
-from mqfs.store.sequences import REMOVED, RESERVE, reserved_by
+from mqfs.store.sequences import REMOVED, RESERVE, behind_damage, reserved_by
 
 MOVED = ".tmp"  # ends the name of a segment that a repair renames, between its old name and its own
 _OWN_BODY = 40  # bytes; the store's own records have shorter bodies
@@ -38,14 +38,14 @@ def recover(chain: Chain, commit: GroupCommit) -> int:
         raise errors.DiskFailed(f"group {chain.group}: a repair of it did not end (run mqfs check --fix)")
     names = sorted(name for name in found if name.endswith(".log"))
     firsts = [int(name[:-4]) for name in names]
-    lost = 0  # the first sequence of a segment that is not whole
+    lost = 0  # the first sequence of the newest segment that is not whole
     while firsts:
         newest = chain.segment(firsts[-1])
         if newest.start(newest=True, only=len(firsts) == 1 and not lost):
             break
         newest.close_idle()
-        lost = newest.first
-        chain.context.quarantine.move(chain.group, lost, newest.path, "a segment without a whole state")
+        lost = lost or newest.first
+        chain.context.quarantine.move(chain.group, newest.first, newest.path, "a segment without a whole state")
         firsts.pop()
     else:
         raise errors.DiskFailed(f"no segment of group {chain.group} is whole (see quarantine/)")
@@ -88,9 +88,8 @@ def _next_sequence(chain: Chain, lost: int) -> int:
         if newest and not chain.damaged and not lost:
             return max(bound, newest)
         if newest:
-            # Damage may have hidden the newest reserve record.
-            return max(bound, newest, *bounds) + limits.SEQUENCE_BLOCK
-    return bound + limits.SEQUENCE_BLOCK
+            return behind_damage(max(bound, newest, *bounds))
+    return behind_damage(bound)
 
 
 def _reserves(segment: Segment) -> Iterator[int]:

@@ -29,6 +29,13 @@ def removal_body(time_ns: int) -> bytes:
     return b'{"removed":%d}' % time_ns
 
 
+def behind_damage(bound: int) -> int:
+    """Return a sequence that was never given, where damage may have hidden the records of one segment from `bound` on.
+    The newest reserve record was among them or before them: it reserved up to a block and a half, and a ring has the
+    largest blocks."""
+    return bound + limits.SEGMENT_RECORDS + 2 * max(limits.SEQUENCE_BLOCK, limits.RING_SEQUENCE_BLOCK)
+
+
 class SequenceBlocks:
     """The sequences reserved for one log, block by block."""
 

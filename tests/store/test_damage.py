@@ -17,6 +17,7 @@ from mqfs.errors import Damaged
 from mqfs.model import MORE, Draft, Kind, Record
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, SETTLED, encode, next_good, padded, row_at
 from mqfs.store.api import Bucket
+from mqfs.store.check import Checker, no_progress
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
 from mqfs.store.sequences import RESERVE, reserved_by
@@ -32,7 +33,7 @@ FOLDER = f"{PATH}/buckets/01/1"
 @pytest.fixture(autouse=True)
 def _small() -> Iterator[None]:
     logging.getLogger("mqfs.store").setLevel(logging.CRITICAL)
-    with lowered(**SMALL):
+    with lowered(**SMALL, RING_SEQUENCE_BLOCK=16):
         yield
     logging.getLogger("mqfs.store").setLevel(logging.NOTSET)
 
@@ -383,6 +384,27 @@ def test_numbers_are_not_given_again_where_the_record_that_reserves_them_is_dama
     file.write(begin, b"!" * (end - 32 - begin))
     _, bucket = opened(disk)
     assert bucket.upkeep.damaged
+    assert bucket.end.next > given
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("fix", [False, True])
+def test_numbers_of_segments_whose_heads_are_lost_are_not_given_again(
+    lost: int, fix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment may have used several blocks of them."""
+    monkeypatch.setattr(limits, "SEQUENCE_BLOCK", 4)
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    while len(bucket.chain.segments) < 4 or bucket.chain.segments[-1].counts()[0] < 20:
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"")
+    bucket.upkeep.sync()
+    given, disk = bucket.end.next - 1, disk.after_kill()
+    for name in sorted(name for name in disk.listdir(FOLDER) if name.endswith(".log"))[-lost:]:
+        file_of(disk, name).resize(20)
+    if fix:
+        Checker(disk, PATH, True, print, no_progress).group(1, FOLDER)
+    _, bucket = opened(disk)
     assert bucket.end.next > given
 
 
