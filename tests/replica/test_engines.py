@@ -509,11 +509,19 @@ def chunks_of(log: ReplicatedLog) -> dict[str, int]:
 
 @pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
 def test_an_upload_that_passes_its_time_leaves_no_chunks(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chunk that is still on its way, `remove_stale_uploads` frees the store: it may arrive behind the purge."""
+    assert isinstance(log, JetStreamLog)
     log.objects.put("segment/1", b"x" * 300_000)
-    before = chunks_of(log)
-    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.005)
+    before, publish, sent = chunks_of(log), log._js.publish, list[str]()
+
+    async def stalled(subject: str, payload: bytes = b"", **more: Any) -> Any:
+        sent.append(subject)
+        return await (asyncio.Event().wait() if len(sent) == 3 else publish(subject, payload, **more))
+
+    monkeypatch.setattr(log._js, "publish", stalled)
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.5)
     with pytest.raises(NoAnswer, match="no answer"):
-        log.objects.put("segment/2", bytes(32 << 20))
+        log.objects.put("segment/2", bytes(1 << 20))
     monkeypatch.undo()
     eventually(lambda: chunks_of(log) == before)
     assert log.objects.get("segment/1") == b"x" * 300_000
