@@ -31,6 +31,7 @@ from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.frozen import Frozen, mounted_behind
 from tests.support.server import COMMAND, Server, mounted, short_folder, unmount
+from tests.support.shell import hang_up
 from tests.support.tools import MODULES, environment
 
 KILLS, RESTARTS, READERS, WRITERS = (500, 100, 100, 20) if whole() else (5, 1, 8, 4)
@@ -719,8 +720,7 @@ def test_a_signal_ends_the_wait_for_the_first_answers(answers: int) -> None:
             assert (process.returncode, said) == (0, "mqfs: SIGTERM: stopping\n")
             assert not mounted(path)
         finally:
-            frozen.listener.close()
-            frozen.end()
+            frozen.close()
             unmount(path)
 
 
@@ -743,7 +743,7 @@ def test_a_mount_in_a_terminal_ends_with_it(before: list[str]) -> None:
         terminal = pexpect.spawn(words[0], words[1:], **settings)
         try:
             eventually(lambda: mounted(path), "it is mounted")
-            os.close(terminal.child_fd)
+            hang_up(terminal)
             if before:
                 (path / "g").mkdir()
                 os.kill(terminal.pid, signal.SIGTERM)

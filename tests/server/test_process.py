@@ -28,6 +28,7 @@ from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ports import free_port
 from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, run, unmount
+from tests.support.shell import hang_up
 
 
 def dial(cwd: Path, name: str = "s") -> str:
@@ -348,7 +349,7 @@ def test_a_server_in_a_terminal_ends_with_it(tmp_path: Path) -> None:
     terminal = pexpect.spawn(COMMAND[0], words, **settings)
     terminal.expect("ready")
     assert mounted(tmp_path / "mq")
-    os.close(terminal.child_fd)
+    hang_up(terminal)
     eventually(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] == terminal.pid, "it to end")
     assert not mounted(tmp_path / "mq")
 
@@ -357,7 +358,7 @@ def test_a_server_under_nohup_stays(tmp_path: Path) -> None:
     words = [*COMMAND, "serve", "--listen", f"unix!{tmp_path}/s"]
     terminal = pexpect.spawn("nohup", words, cwd=str(tmp_path), env=environment())
     eventually(lambda: (tmp_path / "s").exists(), "its socket")
-    os.close(terminal.child_fd)
+    hang_up(terminal)
     with connect(f"unix!{tmp_path}/s") as client:
         assert client.list() != []
     os.kill(terminal.pid, signal.SIGTERM)

@@ -24,7 +24,8 @@ class Frozen:
         self.answers: Iterator[Iterable[int]] = itertools.repeat(itertools.count())  # answers to pass on, by connection
         self.open: list[socket.socket] = []  # pairs: the socket of a client, and its socket to the server
         self.muted: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -63,6 +64,13 @@ class Frozen:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def close(self) -> None:
+        """End all connections, and the thread that accepts them, which would wait for ever on a closed socket."""
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        self.listener.close()
+        self.end()
+
 
 @contextlib.contextmanager
 def mounted_behind(folder: Path, server: Server, more: str = "") -> Iterator[tuple[Frozen, Server]]:
@@ -78,5 +86,4 @@ def mounted_behind(folder: Path, server: Server, more: str = "") -> Iterator[tup
             finally:
                 unmount(folder / "mq")
     finally:  # no client connects any more
-        frozen.listener.close()
-        frozen.end()
+        frozen.close()

@@ -99,6 +99,12 @@ class Shell:
         return self.prompt()
 
 
+def hang_up(terminal: pexpect.spawn) -> None:
+    """Close the terminal of a program. `os.close` of its number would have pexpect close that again later, when another
+    file may have it; `terminal.close` would send signals."""
+    terminal.ptyproc.fileobj.close()
+
+
 @contextmanager
 def shell(folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> Iterator[Shell]:
     """Run a shell for the block."""
