@@ -234,7 +234,8 @@ class Delivery:
             log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)
             return
         source = self._sources[exchange] = QueueReader(exchange, handle, self._counts, self._node, self._fair_queue)
-        self._nursery.start_soon(self._pump, source)
+        with contextlib.suppress(RuntimeError):  # a closed nursery: the connection ends, and `end` closes the source
+            self._nursery.start_soon(self._pump, source)
 
     def end(self, clean: bool) -> None:
         """Settle all claims after the connection ended, once. `clean`: the client had read everything that its kernel

@@ -86,6 +86,20 @@ def test_messages_before_a_malformed_one_are_delivered(address: str) -> None:
         assert [message.payload for message in reads.receive(51)] == [*(one.payload for one in sent), b"after"]
 
 
+def test_binding_while_the_data_connection_ends() -> None:
+    with short_folder() as folder, serve(folder) as server:
+        for number in range(campaign.size(10_000)):
+            with Client(f"{folder}/fq", f"ends-{number}") as client:
+                ended_at = number % 20
+                for exchange in range(20):
+                    if exchange == ended_at:
+                        client.data.sendall(b"\xff" * 20)
+                    with contextlib.suppress(ConnectionError):
+                        client.commands.sendall(codec.bind(0, f"e{exchange}".encode(), b"prefix:"))
+        works(f"{folder}/fq")
+        assert "Traceback" not in server.text()
+
+
 def resident(server: Server) -> int:
     return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
