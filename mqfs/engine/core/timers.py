@@ -13,10 +13,10 @@ import errno
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
@@ -24,6 +24,8 @@ from mqfs.errors import shortened
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 log = logging.getLogger("mqfs.engine")
 
@@ -109,12 +111,76 @@ class Refusals:
         return sorted((row for mine in self._users.values() for row in mine), key=lambda row: row.time_ns)
 
 
+# ------------------------------------------------------------ rows by time
+
+_SPARE = 64
+_EXAMINED = 16  # rows examined by a push: some 5 us
+
+
+class LazyHeap(Generic[Row]):
+    """A heap from which rows are removed late: a row that is not live any more, by `is_live`, stays until it is the
+    least, or is examined. All rows are examined when there are twice as many as after the last time, but each push
+    examines only a few of them, however many there are.
+
+        _rows    2 5                   new rows, and examined ones that are live
+        _old     1 4 3 6 9             a heap, too: examined from its end, so the rest remains a heap
+    """
+
+    __slots__ = ("_is_live", "_most", "_old", "_rows")
+
+    def __init__(self, is_live: Callable[[Row], bool]) -> None:
+        self._is_live = is_live
+        self._rows: list[Row] = []
+        self._old: list[Row] = []
+        self._most = _SPARE  # rows above which they are examined
+
+    def __len__(self) -> int:
+        """Count the rows, with those that are not live."""
+        return len(self._rows) + len(self._old)
+
+    @property
+    def least(self) -> Row | None:
+        """The least row, live or not; None: there are no rows."""
+        return min(self._rows[:1] + self._old[:1], default=None)
+
+    def push(self, row: Row) -> None:
+        heapq.heappush(self._rows, row)
+        if self._old:
+            self.examine()
+        elif len(self._rows) > self._most:
+            self._rows, self._old = self._old, self._rows
+
+    def pop(self) -> Row:
+        """Remove the least row and return it."""
+        rows, old = self._rows, self._old
+        row = heapq.heappop(old if old and (not rows or old[0] < rows[0]) else rows)
+        self._most = min(self._most, 2 * len(self) + _SPARE)
+        return row
+
+    def examine(self) -> bool:
+        """Examine a few rows. Return whether more have to be examined."""
+        for row in self._old[-_EXAMINED:]:
+            if self._is_live(row):
+                heapq.heappush(self._rows, row)
+        del self._old[-_EXAMINED:]
+        if not self._old:
+            self._most = 2 * len(self._rows) + _SPARE
+        return bool(self._old)
+
+    def examine_all(self) -> Iterator[None]:
+        """Examine all rows, in steps."""
+        while self.examine():
+            yield
+        self._rows, self._old = [], self._rows
+        while self.examine():
+            yield
+
+
 # ------------------------------------------------------------ alarms
 
 
 AGAIN_NS = 10**9  # until a retry after a failure
 ROUND_NS = 10**7  # least time between two retries for room
-_SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
 _DUE = (DELAYED, SCHEDULES)  # their alarms retry by themselves: a retry after each would set them without end
 

@@ -155,7 +155,7 @@ class PutHandle(CommandFile):
             if put_id:
                 size = len(body) + len(headers.encode(texts)) + _DELAYED_BYTES + bytes_of([put_id])
                 changes = [group.ids.note(put_id, group.log.next_sequence(size))]
-            sequence = group.held.put(stream, body, texts, due_ns, changes)
+            sequence = group.held.put(stream, body, texts, due_ns, changes, at_ns=put.at_ns or 0)
         self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
         return group.log.after_metadata_sync(total)
 

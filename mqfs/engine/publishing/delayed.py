@@ -8,14 +8,13 @@ it is due, it waits here, also where a write would be refused.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps, record_at
-from mqfs.engine.core.timers import AGAIN_NS, DELAYED, ROUND_NS, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, DELAYED, ROUND_NS, Alarm, LazyHeap
 from mqfs.engine.publishing.admission import Admission, request_of, require_fit
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.schedules import Schedules
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 1_024  # headers cached of a message without room; with larger ones it is read at each try
 _APART_NS = 10**9  # most by which the engine times of one `at` differ while no clock is set
-_SPARE = 64
 LOOKED_AT = 1_000  # messages examined at once: 0.1 ms
 
 
@@ -40,14 +38,14 @@ class DelayedMessages:
 
     def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
-        self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
-        self._at: dict[int, int] = {}  # wall times of `at` -> engine ns, with some past ones
+        self._due = LazyHeap[tuple[int, int]](lambda row: row[1] in self._streams)  # (engine ns, sequence)
+        self._at: dict[int, tuple[int, int]] = {}  # wall times of `at` -> engine ns, and number of messages
         self.overdue: dict[int, OrderedDict[int, None]] = {}  # by stream: sequences that are due and wait for room
         self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of these, bytes of its body, headers
         self._round: list[int] = []  # streams still to be retried in this round
         self._round_ns = self._next_round_ns = 0  # engine times of the last and the next round over all `overdue`
         self._streams: dict[int, int] = {}  # sequence -> the number of its stream
-        self._sizes: dict[int, tuple[int, int]] = {}  # sequence -> bytes of body and headers, and its user
+        self._sizes: dict[int, tuple[int, int, int]] = {}  # sequence -> bytes of body and headers, its user, its `at`
         self._shares = UserLimits("delayed messages in a group", "HELD")
         self._bytes: Counter[int] = Counter()  # by stream: see `bytes_of`
         self._counts: Counter[int] = Counter()  # by stream: its delayed messages
@@ -99,9 +97,11 @@ class DelayedMessages:
         due_ns: int,
         changes: Sequence[Change] = (),
         acks: Sequence[AckSteps] = (),
+        at_ns: int = 0,
     ) -> int:
-        """Append a delayed message, due at engine time `due_ns`, with these changes and steps. Returns its sequence. A
-        message with the header `next` is published by Schedules. Raises OverLimit, OverQuota, TooLong, StreamFull."""
+        """Append a delayed message, due at engine time `due_ns`, with these changes and steps. `at_ns`: the wall time
+        that its writer gave, 0 for none. Returns its sequence. A message with the header `next` is published by
+        Schedules. Raises OverLimit, OverQuota, TooLong, StreamFull."""
         self._shares.check(user := _user(texts))
         if len(self.overdue.get(stream.number, ())) >= max(limits.HELD // 2, 1):
             raise errors.OverLimit(
@@ -117,7 +117,10 @@ class DelayedMessages:
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes, acks)
         self._log.state.nameless(PUT)
-        self._count(sequence, stream.number, len(body) + len(head), user)
+        self._count(sequence, stream.number, len(body) + len(head), user, at_ns)
+        if at_ns:
+            _, count = self._at.get(at_ns, (0, 0))
+            self._at[at_ns] = due_ns, count + 1
         if headers.NEXT not in texts:
             self._add(sequence, due_ns)
         self.end_reads(sequence)
@@ -127,16 +130,8 @@ class DelayedMessages:
         """Return the engine time at which messages for the wall time `at_ns` are due. `due_ns`: that time by the clocks
         as read now. The two clocks are not read at one moment, so without this a later message of the same `at` could
         be due before an earlier one."""
-        if len(self._at) > 2 * len(self._streams) + _SPARE:
-            now = self._host.clock.engine_ns()
-            self._at = {at: due for at, due in self._at.items() if due > now}
-            if len(self._at) > len(self._streams) + _SPARE:
-                self._at.clear()  # most messages were dropped before they were due
-        known = self._at.get(at_ns, 0)
-        if due_ns < known < due_ns + _APART_NS:
-            due_ns = known
-        self._at[at_ns] = due_ns
-        return due_ns
+        known, _ = self._at.get(at_ns, (0, 0))
+        return known if due_ns < known < due_ns + _APART_NS else due_ns
 
     def end_reads(self, sequence: int) -> None:
         """End the reads with an `until` at a delayed message that was appended: it is not delivered, so no delivery
@@ -147,24 +142,21 @@ class DelayedMessages:
         else:
             self._log.hold(sequence, lambda _: ends.end_reads())
 
-    def _count(self, sequence: int, stream: int, size: int, user: int) -> None:
+    def _count(self, sequence: int, stream: int, size: int, user: int, at_ns: int = 0) -> None:
         self._shares.release(user, -1)
         self._streams[sequence] = stream
-        self._sizes[sequence] = size, user
+        self._sizes[sequence] = size, user, at_ns
         self._bytes[stream] += stored(1, size)
         self._counts[stream] += 1
 
     def _add(self, sequence: int, due_ns: int) -> None:
-        if len(self._due) > 2 * len(self._streams) + _SPARE:  # most messages were dropped before they were due
-            self._due = [row for row in self._due if row[1] in self._streams]
-            heapq.heapify(self._due)
-        heapq.heappush(self._due, (due_ns, sequence))
+        self._due.push((due_ns, sequence))
         self._alarm.at(due_ns)
 
     def replaced(self, sequence: int, new: int) -> None:
         """Count the message `new` in place of `sequence`, which was published. It has the same stream and about the
         same size. The log has both."""
-        self._count(new, self._streams[sequence], *self._sizes[sequence])
+        self._count(new, self._streams[sequence], *self._sizes[sequence][:2])
         self._forget(sequence)
 
     def bytes_of(self, stream: int) -> int:
@@ -192,8 +184,8 @@ class DelayedMessages:
                 return
             if clock.engine_ns() >= until:
                 break
-        if self._due:
-            self._alarm.at(max(self._due[0][0], clock.engine_ns() + 1))
+        if (least := self._due.least) is not None:
+            self._alarm.at(max(least[0], clock.engine_ns() + 1))
         if self._round:
             self._alarm.at(clock.engine_ns() + 1)
         elif self.overdue:
@@ -201,16 +193,15 @@ class DelayedMessages:
 
     def _due_streams(self, now_ns: int, until: int) -> Iterator[int]:
         """Yield the streams with messages to append: those with a newly due one, then a round of those without room."""
-        while self._due and self._due[0][0] <= now_ns:
-            _, sequence = heapq.heappop(self._due)
-            number = self._streams.get(sequence)
-            if number is None:
-                continue
-            line = self.overdue.setdefault(number, OrderedDict())
-            line[sequence] = None
-            if len(line) == 1:
-                yield number
-            elif self._host.clock.engine_ns() >= until:
+        while (least := self._due.least) is not None and least[0] <= now_ns:
+            _, sequence = self._due.pop()
+            if (number := self._streams.get(sequence)) is not None:
+                line = self.overdue.setdefault(number, OrderedDict())
+                line[sequence] = None
+                if len(line) == 1:
+                    yield number
+                    continue
+            if self._host.clock.engine_ns() >= until:
                 return
         if not self._round and now_ns >= self._next_round_ns:
             self._round = list(self.overdue)
@@ -325,7 +316,11 @@ class DelayedMessages:
         stream = self._streams.pop(sequence)
         if (line := self.overdue.get(stream)) is not None:
             line.pop(sequence, None)
-        size, user = self._sizes.pop(sequence)
+        size, user, at_ns = self._sizes.pop(sequence)
+        if at_ns:
+            due_ns, count = self._at.pop(at_ns)
+            if count > 1:
+                self._at[at_ns] = due_ns, count - 1
         self.schedules.removed(sequence)
         self._shares.release(user)
         self._bytes[stream] -= stored(1, size)

@@ -261,7 +261,7 @@ def test_messages_for_one_time_come_as_they_were_written() -> None:
     dropped = [q.put(b"dropped", at=start + 100 + number) for number in range(300)]
     q.ctl(*(f"drop s {sequence}" for sequence in dropped))
     q.put(b"300", at=times[0])
-    assert len(q.group.held._at) < 1_000
+    assert len(q.group.held._at) == len(times)
     q.clock.forward(20)
     q.tree.run_timers()
     bodies = [int(row["body"]) for row in q.kept()]
