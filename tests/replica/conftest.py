@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +15,8 @@ from mqfs import limits
 from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.primary import LocalStandby
 from tests.replica.servers import NatsServer, nats_servers
+from tests.support import ROOT
 from tests.support.campaign import seed
-
-CREDENTIALS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,35 +62,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServe
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
     """The URL of moto's S3, which has a bucket."""
-    import boto3  # here, as only these tests need it
-    from moto.s3.responses import S3Response
-    from moto.server import ThreadedMotoServer
-
-    put_object, lock = S3Response.put_object, threading.Lock()
-
-    def put_one(self: S3Response) -> Any:
-        """moto looks whether an object exists, and then makes it: two threads could both make one."""
-        with lock:
-            return put_object(self)
-
-    S3Response.put_object = put_one
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **CREDENTIALS)
-    client.create_bucket(Bucket="bucket")
-    yield endpoint
-    server.stop()
-    S3Response.put_object = put_object
+    words = [sys.executable, "-m", "tests.replica.moto_s3"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
 
 
 @pytest.fixture
 def s3(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same, which the environment points to."""
-    known = {**CREDENTIALS, "AWS_ENDPOINT": moto, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-    for name, value in known.items():
-        monkeypatch.setenv(name.upper(), value)
+    known = {"AWS_ENDPOINT": moto, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    for name, value in {**known, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
     return moto
 
 
