@@ -177,10 +177,10 @@ class StreamHandle(Reader, Writer):
             stream.kept.update_low_watermark(count_out=False)
             self.position = stream.state.floor
             self.comes_now()
-        elif replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
-            self.position = newest or self.position
-        if stream.kept.count < 0:
+        elif stream.kept.count < 0:
             stream.kept.update_low_watermark(count_out=False)
+        if replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
+            self.position = newest or self.position
         ahead = 0 if replay == "off" else self.group.log.metrics.count(stream.number, self.position)[0]
         if stream.kept.tail:
             ahead, _ = stream.kept.counted(self.position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from mqfs.model import Kind
 from tests.support.calls import lines
 from tests.support.hand import ROOT
-from tests.support.queues import Queues
+from tests.support.queues import Queues, waits
 
 
 def dropped(q: Queues) -> None:
@@ -96,6 +97,16 @@ def test_what_was_cut_does_not_come_back_for_those_that_end_while_the_server_is_
     q.tree.tick()
     q.restart(clean=clean, while_down=lambda: q.clock.forward(10))
     assert q.shows(".kept/s") == []
+
+
+@pytest.mark.parametrize("path", ["s", "order", ".cursor"])
+@pytest.mark.parametrize("clean", [True, False], ids=["stop", "kill"])
+def test_a_message_that_an_eof_marker_displaced_is_the_last_of_nobody(tmp_path: Path, clean: bool, path: str) -> None:
+    """The marker itself is for those who were there."""
+    q = Queues("replay last", "depth 1", path=tmp_path / "store")
+    q.write("s", b"1", b"")
+    q.restart(clean=clean)
+    assert waits(q.at(path, os.O_RDWR if path == ".cursor" else os.O_RDONLY))
 
 
 def test_a_cut_is_recorded_once_where_anything_may_go_from_the_middle(tmp_path: Path) -> None:
