@@ -27,7 +27,7 @@ import mqfs
 from mqfs import aio, errors
 from mqfs.http import openapi
 from mqfs.http.routes import ROUTES
-from mqfs.server.options import Options
+from mqfs.server.options import Options, print_partner
 from mqfs.state import acks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,13 +214,14 @@ def claims() -> str:
 
 def options() -> str:
     """The keys of a configuration file, as a table."""
-    table = "| key | value | default | meaning |\n|---|---|---|---|\n"
+    table = "| key | value | default | meaning | needs one of |\n|---|---|---|---|---|\n"
     for field in attrs.fields(Options):
         key, meta = field.name.replace("_", "-"), field.metadata
         value = "true, false" if meta["kind"] == "flag" else f"`{meta['metavar']}`"
         value = f"list of {value}" if meta["kind"] == "list" else value
         default = {None: "none", (): "none", False: "false"}.get(field.default, f"`{field.default}`")
-        cells = [f"`{key}`", value, default, meta["help"].removesuffix(" Repeatable.")]
+        needs = ", ".join(f"`{print_partner(name).removeprefix('--')}`" for name in meta.get("needs", "").split())
+        cells = [f"`{key}`", value, default, meta["help"].removesuffix(" Repeatable."), needs]
         table += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
     return table
 

@@ -41,7 +41,7 @@ from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.server import logs, service, tracing, web
 from mqfs.server.logs import Progress
-from mqfs.server.options import LIVE, Options, has_nul, name_space
+from mqfs.server.options import LIVE, Options, has_nul, name_space, require_partners
 from mqfs.server.web import Served
 from mqfs.serving import memory
 from mqfs.serving.accept import Listener, adopt, listen, require_safe
@@ -116,8 +116,8 @@ def run(
     """
     logs.check(options.log_level, options.log_format)
     logs.set_up(options.log_level, options.log_format)
-    check_words(options)
     passed = service.passed_sockets()
+    check_words(options, passed)
     if not passed:
         check_standard_files(options)
     raise_file_limit()
@@ -127,8 +127,9 @@ def run(
     return trio.run(server.run)
 
 
-def check_words(options: Options) -> None:
-    """Check options that are invalid on any machine, before anything is opened. Raises BadConfig."""
+def check_words(options: Options, passed: Sequence[tuple[str, socket.socket]] = ()) -> None:
+    """Check options that are invalid on any machine, before anything is opened. `passed`: as of Server. Raises
+    BadConfig."""
     for field in attrs.fields(Options):
         value, is_path = getattr(options, field.name), field.name in ("store", "mount", "service")
         if has_nul(value) or (is_path and value == ""):
@@ -153,19 +154,19 @@ def check_words(options: Options) -> None:
         from mqfs.server import replica  # imported here, as all of it
 
         replica.check(options)
-    elif options.standby:
-        raise BadConfig("--standby: nothing to follow (expected --replica URL)")
+    others = {name for name, _ in passed}
+    others |= {"tcp!" for _, sock in passed if sock.family != socket.AF_UNIX}
     for text, _ in web.addresses(options):
         address = parse_address(text)
+        others.add(str(address).partition("!")[0] + "!")
         if isinstance(address, TlsAddress) and options.tls_cert is None:
             raise BadConfig(f"{text}: no certificate (expected --tls-cert FILE)")
         require_safe(address, insecure=options.insecure, identified=is_identified(options))
-    if options.require_token and options.token_file is None:
-        raise BadConfig("--require-token: no tokens (expected --token-file FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
+    require_partners(options, others)
 
 
 def is_identified(options: Options) -> bool:
@@ -523,11 +524,10 @@ class Server:
         else:
             log.info("certificate read again from %s", self.tls.cert)
 
-    @staticmethod
-    def _read_options(reread: Callable[[], Options]) -> Options:
+    def _read_options(self, reread: Callable[[], Options]) -> Options:
         """Read and check the options, on a thread, as users are looked up. Raises BadConfig."""
         options = reread()
-        check_words(options)
+        check_words(options, self.passed)
         return options
 
     def _change(self, options: Options) -> None:

@@ -46,8 +46,6 @@ def check(options: Options) -> None:
     """Check the options of a replica. Raises BadConfig."""
     assert options.replica is not None
     check_url(options.replica)
-    if options.store is None:
-        raise BadConfig("--replica: nothing to replicate (expected --store DIR)")
     if options.confirm not in ("0", "1"):
         raise BadConfig(f"--confirm {options.confirm!r}: invalid number (expected 0 or 1)")
     for name in ("failover", "replica_keep"):

@@ -135,8 +135,6 @@ def check(options: Options) -> None:
     for text in options.http_host:
         if not _HOST.fullmatch(text):
             raise BadConfig(f"--http-host {text!r}: not the name of a host (expected one such as mq.example)")
-    if options.http_qpubs and not options.http:
-        raise BadConfig("--http-qpubs: nothing to serve it at (expected --http ADDRESS)")
 
 
 def _check_groups(texts: Iterable[str]) -> None:

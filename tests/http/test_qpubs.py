@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.http.test_events import start
 from tests.http.web import Lines, Web, statuses
-from tests.support.server import mqfs, short_folder
+from tests.support.server import short_folder
 
 pytestmark = pytest.mark.process
 
@@ -161,11 +160,6 @@ def test_a_head_emits_nothing(pubs: Web, place: str) -> None:
 def test_without_the_option_there_is_nothing(web: Web, group: str) -> None:
     assert web.post(f"/.qpubs{group}/emit?name=x&value=1").status == 404
     assert web.get(f"{group}/.stats").json["written"] == 0
-
-
-def test_it_needs_an_address(tmp_path: Path) -> None:
-    done = mqfs("serve", "--http-qpubs", cwd=tmp_path)
-    assert (done.returncode, "expected --http ADDRESS" in done.stderr) == (2, True)
 
 
 def test_a_last_event_beyond_the_end_is_no_silent_gap(pubs: Web, place: str) -> None:

@@ -207,4 +207,4 @@ def test_neither_by_ntfy_nor_by_fq(strict: Web) -> None:
 def test_to_require_what_nobody_has(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = mqfs("serve", "--http", "tcp!127.0.0.1!0", "--require-token", *options, cwd=tmp_path)
     assert done.returncode == 2
-    assert "--require-token: no tokens (expected --token-file FILE)" in done.stderr
+    assert "--require-token: no effect alone (expected also --token-file)" in done.stderr

@@ -139,7 +139,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) ->
     with pytest.raises(BadConfig) as caught:
         tokens.Tokens(str(path))
     assert why in str(caught.value)
-    done = run("serve", "--token-file", str(path), "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
+    done = run("serve", "--token-file", str(path), "--listen", "tcp!127.0.0.1!0", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert why in done.stderr
     assert SECRET not in done.stderr
@@ -148,7 +148,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) ->
 
 @pytest.mark.process
 def test_no_file(tmp_path: Path) -> None:
-    done = run("serve", "--token-file", "nowhere", "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
+    done = run("serve", "--token-file", "nowhere", "--listen", "tcp!127.0.0.1!0", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == ("mqfs: --token-file nowhere: No such file or directory (expected a readable file)\n")
 

@@ -267,8 +267,8 @@ class Writer:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--standby"], "nothing to follow"),
-        (["--replica", "file:///tmp/x"], "nothing to replicate"),
+        (["--standby"], "expected also --replica"),
+        (["--replica", "file:///tmp/x"], "expected also --store"),
         (["--replica", "ftp://a/b", "--store", "s"], "unknown engine"),
         (["--replica", "file:///tmp/x", "--store", "s", "--confirm", "2"], "expected 0 or 1"),
         (["--replica", "file:///tmp/x", "--store", "s", "--failover", "soon"], "--failover 'soon': invalid duration"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import attrs
 import pytest
 
 from mqfs.errors import MqfsError
@@ -83,6 +84,46 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
     assert says in refused(tmp_path, USAGE, *arguments)
 
 
+TCP = "tcp!HOST!PORT or tls!HOST!PORT or --http-proxy"
+HTTP = "--http or --http-ntfy or --http-durable"
+NEEDS = {
+    "--http-origin https://a.example": f"{HTTP} or --fq",
+    "--http-host a.example": f"{HTTP} or --fq",
+    "--http-proxy 10.0.0.0/8": HTTP,
+    "--http-qpubs": "--http",
+    "--http-qpubs --http-ntfy g=unix!n": "--http",
+    "--fq-group a": "--fq",
+    "--fq-node 192.0.2.1": "--fq",
+    "--fq-users f --token-file t": "--fq",
+    "--tcp-user daemon": TCP,
+    "--token-file t": f"{TCP} or --fq-users",
+    "--require-token --listen tcp!127.0.0.1!0": "--token-file",
+    "--tls-cert c --listen tcp!127.0.0.1!0": "tls!HOST!PORT",
+    "--tls-key k": "--tls-cert",
+    "--tls-client-ca a": "--tls-cert",
+    "--replica file:///r": "--store",
+    "--standby": "--replica",
+    "--failover 9s": "--replica",
+    "--confirm 1": "--replica",
+    "--replica-keep 2h": "--replica",
+    "--allow-other": "--mount",
+    "--no-allow-other": "--mount",
+}
+
+
+@pytest.mark.parametrize("words", NEEDS)
+def test_an_option_without_effect(tmp_path: Path, words: str) -> None:
+    """Its user would believe that it is in force."""
+    option = words.split()[0].replace("--no-", "--")
+    line = refused(tmp_path, USAGE, "serve", "--listen", "unix!absent/s", *words.split())
+    assert line == f"mqfs: {option}: no effect alone (expected also {NEEDS[words]})"
+
+
+def test_each_option_that_needs_another_is_tried() -> None:
+    needy = {f"--{field.name.replace('_', '-')}" for field in attrs.fields(Options) if "needs" in field.metadata}
+    assert needy == {words.split()[0] for words in NEEDS} - {"--no-allow-other"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -110,7 +151,7 @@ def test_config(tmp_path: Path, text: str, says: str) -> None:
     [
         ("serve --config /dev/zero", "--config /dev/zero: too long (expected at most 1048576 bytes)"),
         ("token ls --config /dev/full", "--config /dev/full: too long (expected at most 1048576 bytes)"),
-        ("serve --listen unix!s --token-file /dev/zero", "not a regular file (expected a file of mode 600)"),
+        ("serve --listen tcp!127.0.0.1!0 --token-file /dev/zero", "not a regular file (expected a file of mode 600)"),
         (
             "serve --store s --fq 127.0.0.1:0 --token-file tokens --fq-users /dev/zero",
             "--fq-users /dev/zero: too long (expected at most 1048576 characters)",

@@ -170,5 +170,5 @@ def test_the_tokens_of_a_guide_are_read(theirs: Path, guide: str) -> None:
             subprocess.run(words, check=True)
         elif words[:2] == ["mqfs", "token"]:
             assert run(*words[1:], cwd=theirs).returncode == 0
-    with served(theirs, "--token-file", str(tokens)):
+    with served(theirs, "--listen", "tcp!127.0.0.1!0", "--token-file", str(tokens)):
         pass
