@@ -38,8 +38,7 @@ _TCP = "tcp! tls! http_proxy"  # clients of a proxy at a unix socket act as thos
 @attrs.frozen
 class Options:
     """Each option once: its name (with - for _), its kind, its default, and its text in --help. `live`: SIGHUP puts a
-    change in force. `needs`: options and kinds of addresses, without all of which it has no
-    effect."""
+    change in force. `needs`: options and kinds of addresses; without any of these it has no effect."""
 
     store: str | None = _text("DIR", "Directory of the store; else messages are in memory only.")
     mount: str | None = _text("DIR", "Mount the tree at this empty directory.", short="-m")
