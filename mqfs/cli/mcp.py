@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import codecs
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -35,6 +37,7 @@ from mqfs.errors import (
     OverLimit,
     Stale,
     TooLong,
+    ungrouped,
 )
 from mqfs.model import NEVER
 from mqfs.syntax.names import stream_name
@@ -48,6 +51,7 @@ OPEN, CLAIMS = 64, 256  # streams waited on, claims
 MESSAGES, BODY_BYTES = 100, 65_536  # of one answer: of all bodies together
 SENT_BYTES = 1_000_000  # of a body
 MOST_S = 3_600
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INSTRUCTIONS = """Messages between programs, kept on disk. `wait` claims a message of a stream: it is yours
 alone until you `ack` it when its work is done, `nack` it to have it delivered again, or give it up with `dead`.
 Unsettled claims go to others when you end. `tail` and `history` look without claiming."""
@@ -72,6 +76,13 @@ def mcp(address: str | None, group: str, read_only: bool) -> int:
         raise BadConfig(f"mcp: {NOT_INSTALLED.format('mcp')}") from None
     import asyncio
 
+    def end(desk: Desk, number: int) -> None:
+        """Release the claims, and end by the signal: the thread that waits for input cannot be cancelled."""
+        for one in ENDING:  # the next one ends this process at once
+            signal.signal(one, signal.SIG_DFL)
+        desk.closing = task = asyncio.ensure_future(desk.close())
+        task.add_done_callback(lambda _: os.kill(os.getpid(), number))
+
     async def run() -> None:
         token = os.environ.get("MQFS_TOKEN", "")
         async with aio.connect(address, token=token) as client:
@@ -84,8 +95,15 @@ def mcp(address: str | None, group: str, read_only: bool) -> int:
             for tool in (*works, *looks):
                 server.add_tool(_answered(tool, ToolError))
             server.resource("mqfs://stream/{stream}", mime_type="application/json")(_answered(desk.tail_of, ToolError))
-            await server.run_stdio_async()
-            await desk.close()
+            for number in ENDING:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    asyncio.get_running_loop().add_signal_handler(number, end, desk, number)
+            try:
+                await server.run_stdio_async()
+            except BaseExceptionGroup as failed:  # of its tasks, as where standard output cannot be written
+                raise ungrouped(failed) from failed
+            finally:
+                await desk.close()
 
     asyncio.run(run())
     return 0
@@ -121,10 +139,14 @@ class Desk:
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._opening = anyio.Lock()  # guards opening handles, as OPEN limits them all
         self._claims: dict[str, AsyncClaim] = {}
+        self.closing: Awaitable[None] | None = None  # by a signal
 
     async def close(self) -> None:
-        for handle in self._handles.values():
-            await handle.close()
+        """Release all claims, uncounted."""
+        await self._opening.acquire()  # for good: a wait whose handle is closed opens another one
+        async with AsyncExitStack() as stack:
+            for handle in self._handles.values():
+                stack.push_async_callback(handle.close)
 
     # ------------------------------------------------------------ work
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from subprocess import PIPE
 from typing import Any
 
 import anyio
@@ -18,7 +20,7 @@ from mqfs.cli import mcp
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.full_log import FILLER, FULL, fill_log
-from tests.support.server import Server, environment, short_folder
+from tests.support.server import COMMAND, Server, environment, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -322,3 +324,42 @@ def test_a_server_that_is_killed_is_waited_for() -> None:
 
     with short_folder() as folder, Server.at(folder) as server:
         anyio.run(work, server)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None], ids=["INT", "TERM", "HUP", "pipe"]
+)
+def test_claims_are_released_however_it_ends(server: Server, number: int | None) -> None:
+    """Uncounted, and at once, though its input stays open. None: its output cannot be written."""
+
+    def send(**words: Any) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **words}) + "\n")
+        process.stdin.flush()
+
+    command = [*COMMAND, "mcp", "--at", server.address, "--group", f"end-{number}"]
+    with server.connect() as client, subprocess.Popen(
+        command, env=environment(), text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    ) as process:  # fmt: skip
+        group = client.group(f"end-{number}", create=True, ctl=["replay all"])
+        group.publish("s", "x")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        about = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        send(id=1, method="initialize", params=about)
+        process.stdout.readline()
+        send(method="notifications/initialized")
+        send(id=2, method="tools/call", params={"name": "wait", "arguments": {"stream": "s"}})
+        assert "s:1" in process.stdout.readline()
+        if number is None:
+            process.stdout.close()
+            send(id=3, method="tools/list")
+            process.stdin.close()
+        else:
+            process.send_signal(number)
+        try:
+            assert (process.wait(HANG_S), process.stderr.read()) == (-number if number else 1, "")
+        finally:
+            process.kill()
+        claims = group.consume("s")
+        assert claims.get(HANG_S).deliveries == 1
