@@ -240,9 +240,9 @@ class BadVersion(MqfsError):
     text, http = "HTTP version not supported", 505
 
 
-def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
-    """Return content type and body for an error: a line of text if `plain`, else the JSON of RFC 9457."""
+def problem(error: MqfsError, plain: bool, **more: Any) -> tuple[str, bytes]:
+    """Return content type and body for an error: a line of text if `plain`, else the JSON of RFC 9457, with `more`."""
     if plain:
         return "text/plain; charset=utf-8", f"{error}\n".encode()
-    body = {"type": "about:blank", "title": error.text, "status": error.http, "detail": str(error)}
+    body = {"type": "about:blank", "title": error.text, "status": error.http, "detail": str(error), **more}
     return CONTENT_TYPE, json.dumps(body, ensure_ascii=False).encode() + b"\n"

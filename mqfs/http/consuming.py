@@ -425,10 +425,11 @@ def _tokens(body: bytes) -> list[str]:
 
 
 def _not_settled(call: Call, tokens: list[str]) -> Answer:
-    """Return the answer for tokens that were not settled, as they are void or of a claim request with a void one. In
-    plain text it lists them, one a line."""
+    """Return the answer for tokens that were not settled, as they are void or of a claim request with a void one. It
+    lists them: one a line in plain text, else as `tokens`."""
     plain = "json" not in call.request.headers.get("accept", "*/*")
-    kind, body = problem(Stale(f"not settled: {len(tokens)} claims, void or of a request with a void one"), plain)
+    why = Stale(f"not settled: {len(tokens)} claims, void or of a request with a void one")
+    kind, body = problem(why, plain, tokens=tokens)
     return Answer(410, "".join(f"{token}\n" for token in tokens).encode() if plain else body, kind)
 
 

@@ -171,7 +171,13 @@ _SCHEMAS: dict[str, Json] = {
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "detail"],
-        "properties": {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT},
+        "properties": {
+            "type": TEXT,
+            "title": TEXT,
+            "status": {"type": "integer"},
+            "detail": TEXT,
+            "tokens": {"type": "array", "items": TEXT, "description": "With 410: those that were not settled."},
+        },
     },
     "Listing": {
         "type": "object",
