@@ -39,7 +39,9 @@ def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tu
 
 def _letters(group: str, stream: str | None, count: int) -> list[Message]:
     lines = read_lines(os.path.join(group, "ctl"))
-    name = unquote(next(line.split(" ", 1)[1] for line in lines if line.startswith("dead ")))
+    name = next((unquote(line.split(" ", 1)[1]) for line in lines if line.startswith("dead ")), None)
+    if name is None:
+        raise ToolError(f"{group}: no line dead in ctl (expected a group of mqfs)")
     if name not in stats_of(group).get("streams", {}):
         return []
     cursor = Cursor(group)

@@ -420,6 +420,13 @@ def test_a_dead_letter_is_edited_and_sent(server: Server, tmp_path: Path) -> Non
     assert [row["body"] for row in kept(group, "dead")] == ["two"]
 
 
+def test_letters_of_what_is_no_group_are_not_edited(tmp_path: Path) -> None:
+    """A folder with files of these names, and nothing in them."""
+    for name in ("ctl", "order", ".stats"):
+        (tmp_path / name).touch()
+    assert refused(1, "redrive", "--edit", tmp_path) == f"{tmp_path}: no line dead in ctl (expected a group of mqfs)"
+
+
 @pytest.mark.parametrize(
     ("more", "change", "text"),
     [
