@@ -329,6 +329,16 @@ def remove_a1(q: Queues, how: str, first: int) -> None:
         q.ctl(*(["depth 1"] if how == "less depth" else []))
 
 
+def assert_a2_waits_for_a1(q: Queues, worker: Any, how: str, first: int, is_parked: bool) -> None:
+    """Until that is removed. `is_parked`: a read waits meanwhile."""
+    wait = worker.read(BIG)
+    assert isinstance(wait, Wait), "a1 is before it"
+    if not is_parked:
+        wait.cancel()
+    remove_a1(q, how, first)
+    assert (wait.result() if is_parked else read(worker)) == b"a2"
+
+
 @pytest.mark.parametrize("is_parked", [False, True])
 @pytest.mark.parametrize("rule", ["order key", "limit"])
 @pytest.mark.parametrize("how", [*REMOVALS, "taken"])
@@ -338,12 +348,7 @@ def test_one_for_another_reader_that_goes_holds_nothing_back(rule: str, how: str
     first = before_a2(q, how)
     q.put(b"other", stream="u", key="x")
     worker = q.worker("w", "select s")
-    wait = worker.read(BIG)
-    assert isinstance(wait, Wait), "a1 is before it"
-    if not is_parked:
-        wait.cancel()
-    remove_a1(q, how, first)
-    assert (wait.result() if is_parked else read(worker)) == b"a2"
+    assert_a2_waits_for_a1(q, worker, how, first, is_parked)
 
 
 @pytest.mark.parametrize("is_parked", [False, True])
@@ -354,12 +359,7 @@ def test_a_failed_one_that_goes_before_its_time_holds_nothing_back(how: str, is_
     failing, worker = q.worker("w", "select t"), q.worker("w", "select s")
     assert read(failing) == b"a1"
     say(failing, "nack 1h")
-    wait = worker.read(BIG)
-    assert isinstance(wait, Wait), "a1 is before it"
-    if not is_parked:
-        wait.cancel()
-    remove_a1(q, how, first)
-    assert (wait.result() if is_parked else read(worker)) == b"a2"
+    assert_a2_waits_for_a1(q, worker, how, first, is_parked)
 
 
 @pytest.mark.parametrize("gone", [1, 2])
