@@ -509,7 +509,7 @@ def chunks_of(log: ReplicatedLog) -> dict[str, int]:
 
 @pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
 def test_an_upload_that_passes_its_time_leaves_no_chunks(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chunk that is still on its way, `remove_stale_uploads` frees the store: it may arrive behind the purge."""
+    """A chunk that is still on its way may arrive behind the purge: the third here is never sent."""
     assert isinstance(log, JetStreamLog)
     log.objects.put("segment/1", b"x" * 300_000)
     before, publish, sent = chunks_of(log), log._js.publish, list[str]()
