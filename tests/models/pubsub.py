@@ -258,6 +258,9 @@ class Model:
                 if not kept:
                     break
                 self.cut(kept[0])
+        elif full == "drop-old" and self.set["replay"] != "key":  # an end mark is never refused, and takes room
+            while not self.fits_with_unshown(stream, 1, 0) and (kept := self.kept(stream)):
+                self.cut(kept[0])
         if self.copied and bodies:
             self.unshown.append((wait, stream, bodies, result, self.now, key))
             return UNSHOWN
