@@ -13,7 +13,7 @@ import errno
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -146,7 +146,7 @@ class LazyHeap(Generic[Row]):
     def push(self, row: Row) -> None:
         heapq.heappush(self._rows, row)
         if self._old:
-            self.examine()
+            self._examine()
         elif len(self._rows) > self._most:
             self._rows, self._old = self._old, self._rows
 
@@ -157,23 +157,14 @@ class LazyHeap(Generic[Row]):
         self._most = min(self._most, 2 * len(self) + _SPARE)
         return row
 
-    def examine(self) -> bool:
-        """Examine a few rows. Return whether more have to be examined."""
+    def _examine(self) -> None:
+        """Examine a few rows."""
         for row in self._old[-_EXAMINED:]:
             if self._is_live(row):
                 heapq.heappush(self._rows, row)
         del self._old[-_EXAMINED:]
         if not self._old:
             self._most = 2 * len(self._rows) + _SPARE
-        return bool(self._old)
-
-    def examine_all(self) -> Iterator[None]:
-        """Examine all rows, in steps."""
-        while self.examine():
-            yield
-        self._rows, self._old = [], self._rows
-        while self.examine():
-            yield
 
 
 # ------------------------------------------------------------ alarms
