@@ -192,7 +192,7 @@ def test_a_named_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, n
     for file in ("server.pem", "server.key", "tokens"):
         (tmp_path / file).touch(0o600)
         (tmp_path / file).write_text("" if file == "tokens" else pair)
-    lines = ['listen = ["unix!s", "tls!127.0.0.1!0"]']
+    lines = ['listen = ["unix!s", "tls!127.0.0.1!0"]', 'http = ["unix!web"]']
     for key, file in (("token-file", "tokens"), ("tls-cert", "server.pem"), ("tls-key", "server.key")):
         lines.append(f'{key} = "{file}"')
     text = "\n".join([*lines, 'tls-client-ca = "ca.pem"', ""])
