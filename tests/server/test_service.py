@@ -141,13 +141,7 @@ def test_it_serves_at_sockets_that_it_is_passed(tmp_path: Path) -> None:
     for sock, name in zip(sockets, "9hf", strict=True):
         sock.bind(str(tmp_path / name))
         sock.listen()
-    more = (
-        "--http-qpubs",
-        "--http-host",
-        "mq.example",
-        "--fq-group",
-        "exchanges",
-    )  # which need --http and --fq, or these
+    more = ["--http-qpubs", "--http-host", "mq.example", "--fq-group", "exchanges"]  # need --http and --fq, or these
     process = passing(tmp_path, "9p:http:fq", sockets, "--store", "store", *more)
     try:
         for sock in sockets:

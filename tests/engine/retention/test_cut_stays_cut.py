@@ -101,8 +101,9 @@ def test_what_was_cut_does_not_come_back_for_those_that_end_while_the_server_is_
 
 @pytest.mark.parametrize("path", ["s", "order", ".cursor"])
 @pytest.mark.parametrize("clean", [True, False], ids=["stop", "kill"])
-def test_a_message_that_an_eof_marker_displaced_is_the_last_of_nobody(tmp_path: Path, clean: bool, path: str) -> None:
-    """The marker itself is for those who were there."""
+def test_a_new_reader_does_not_get_the_eof_marker_that_displaced_the_last_message(
+    tmp_path: Path, clean: bool, path: str
+) -> None:
     q = Queues("replay last", "depth 1", path=tmp_path / "store")
     q.write("s", b"1", b"")
     q.restart(clean=clean)
