@@ -170,11 +170,12 @@ class LogUpkeep(Protocol):
         during the iteration: iterate once, before any other use of the bucket."""
         ...
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> Iterator[None]:
         """Give back the room of unwanted messages. `floors`: the low watermark of each stream that retains messages.
         Unwanted are messages below it, those of other streams, those in `dropped`, and those that `wanted` leaves out;
         they may still be found afterwards. The call may do nothing, remove segments, or compact. It is cheap enough to
-        be made every second."""
+        be made every second. Returns the rest of the work, in steps: for a log in memory all of it. Between steps
+        messages may be appended, and read. `dropped` must not change."""
         ...
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:

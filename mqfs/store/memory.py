@@ -10,11 +10,12 @@ A MemoryLog has the semantics of a log on disk and is bounded by limits.MEMORY_B
 
 from __future__ import annotations
 
+import re
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import accumulate, islice
+from itertools import islice
 
 from mqfs import errors, limits
 from mqfs.model import MORE, Buffer, Draft, Head, Kind, Listed, Record, RecordColumns, RecordRun, Split
@@ -24,6 +25,7 @@ from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
 
 _CHANGED_BYTES = 64 << 10  # changes kept behind a state; with more the log refers to the group's current state
+_STEPS, _STREAMS = 4_096, 1_024  # messages and streams examined at once: some 2 ms
 _LEAST = 4  # messages in a run; fewer are read one by one
 
 
@@ -32,11 +34,16 @@ class Posting:
 
     __slots__ = ("marks", "sequences", "sizes")
 
-    def __init__(self, records: Sequence[Record] = ()) -> None:
-        self.sequences = array("Q", [r.sequence for r in records])
-        # Body bytes before each message, and before the next one.
-        self.sizes = array("Q", accumulate((len(r.body) for r in records), initial=0))
-        self.marks = array("Q", [r.sequence for r in records if r.kind == Kind.END])  # EOF markers
+    def __init__(self) -> None:
+        self.sequences = array("Q")
+        self.sizes = array("Q", [0])  # body bytes before each message, and before the next one
+        self.marks = array("Q")  # EOF markers
+
+    def add(self, record: Record) -> None:
+        self.sequences.append(record.sequence)
+        self.sizes.append(self.sizes[-1] + len(record.body))
+        if record.kind == Kind.END:
+            self.marks.append(record.sequence)
 
     def cut(self, count: int) -> array[int]:
         """Remove the oldest messages; return their sequences."""
@@ -96,41 +103,64 @@ class MemoryLog:
             self._changes.append(record)
             self._changed += size
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
-        gone = 0
-        for stream in list(self.streams):
-            floor = floors.get(stream)
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> Iterator[None]:
+        gone = set[int]()
+        try:
+            yield from self._unlist(floors, dropped, wanted, gone)
+            yield from self._forget(gone)
+        finally:  # after an error, or where the caller stops
+            for _ in self._forget(gone):
+                pass
+
+    def _unlist(
+        self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None, gone: set[int]
+    ) -> Iterator[None]:
+        """Remove unwanted messages from their streams, and enter them in `gone`. In steps; a message that is appended
+        meanwhile stays."""
+        end, middle = self.end.next, set[int]()
+        for number, stream in enumerate(list(self.streams), 1):
             posting = self.streams[stream]
-            count = len(posting.sequences) if floor is None else bisect_left(posting.sequences, floor)
-            if count:
-                gone += self._forget(posting.cut(count))
-            if wanted is not None:
-                gone += self._keep(stream, [s for s in posting.sequences if wanted(stream, s) == s])
-            if not self.streams[stream].sequences:
+            while count := min(bisect_left(posting.sequences, floors.get(stream, end)), _STEPS):
+                gone.update(posting.cut(count))
+                yield
+            if not posting.sequences:
                 del self.streams[stream]
-        gone += self._drop(dropped)
-        if gone:
-            first = next((at for at, s in enumerate(self.sequences) if s in self.records), len(self.sequences))
-            del self.sequences[:first]
-            if gone > first:
-                self.sequences = [s for s in self.sequences if s in self.records]
+            if number % _STREAMS == 0:
+                yield
+        for number, sequence in enumerate(dropped, 1):
+            if sequence not in gone and sequence in self.records:
+                middle.add(self.records[sequence].stream)
+            if number % _STEPS == 0:
+                yield
+        for stream in list(middle if wanted is None else self.streams):
+            old, new, away, at = self.streams[stream], Posting(), list[int](), 0
+            while some := old.sequences[at : at + _STEPS]:
+                for sequence in some:
+                    if sequence in dropped or (wanted is not None and wanted(stream, sequence) != sequence):
+                        away.append(sequence)
+                    else:
+                        new.add(self.records[sequence])
+                at += len(some)
+                yield
+            if new.sequences:
+                self.streams[stream] = new
+            else:
+                del self.streams[stream]
+            gone.update(away)
 
-    def _drop(self, dropped: Set[int]) -> int:
-        """Remove messages that were dropped one by one; return their number."""
-        streams = {self.records[s].stream for s in dropped if s in self.records}
-        return sum(self._keep(n, [s for s in self.streams[n].sequences if s not in dropped]) for n in streams)
-
-    def _keep(self, stream: int, left: Sequence[int]) -> int:
-        """Remove the messages of a stream that are not in `left`; return their number."""
-        gone = set(self.streams[stream].sequences).difference(left)
-        self.streams[stream] = Posting([self.records[s] for s in left])
-        return self._forget(sorted(gone))
-
-    def _forget(self, sequences: Sequence[int]) -> int:
-        for sequence in sequences:
-            record = self.records.pop(sequence)
-            self.size -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
-        return len(sequences)
+    def _forget(self, gone: set[int]) -> Iterator[None]:
+        """Remove messages that no stream lists. In steps."""
+        found, at, most = 0, 0, len(gone)  # mostly they are the oldest messages
+        while found < len(gone) and (some := self.sequences[at : at + min(most, _STEPS)]):
+            left = [sequence for sequence in some if sequence not in gone]
+            self.sequences[at : at + len(some)] = left
+            found, at, most = found + len(some) - len(left), at + len(left), 2 * most
+            yield
+        while gone:
+            for _ in range(min(len(gone), _STEPS)):
+                record = self.records.pop(gone.pop())
+                self.size -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
+            yield
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
         if then is not None:
@@ -251,7 +281,8 @@ class MemoryLogReader:
     def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
         sequences, at = self._search(sequence, None)
         some, records = sequences[at : at + most], self._log.records
-        found = [s for s in some if any(key in records[s].headers for key in keys)]
+        search = re.compile(b"|".join(map(re.escape, keys))).search  # a quarter of the time of `any`
+        found = [s for s in some if search(records[s].headers)]
         return found, some[-1] + 1 if some else self._log.end.next
 
 
@@ -302,7 +333,7 @@ class MemoryAppender:
         posting = self._log.streams.get(stream)
         if posting is None:
             posting = self._log.streams[stream] = Posting()
-        posting.sequences.append(sequence)
+        posting.sequences.append(sequence)  # as Posting.add, without its call: each write comes here
         posting.sizes.append(posting.sizes[-1] + len(body))
         if kind == Kind.END:
             posting.marks.append(sequence)
@@ -496,9 +527,9 @@ class _Upkeep:
     def is_final(self) -> bool:
         return True
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
-        self._memory.trim(floors, dropped, wanted)
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> Iterator[None]:
         self._disk.trim({}, frozenset())
+        return self._memory.trim(floors, dropped, wanted)
 
 
 class MemoryOnlyLog:

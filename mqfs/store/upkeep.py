@@ -6,7 +6,7 @@ Each portion of a tick is bounded; a failed one is repeated by the next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from mqfs import errors, limits
 from mqfs.model import Record
@@ -63,9 +63,10 @@ class DiskUpkeep:
         self.lost, self._is_state_old = history.lost, not history.is_newest
         return history.state, history
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> Iterator[None]:
         self._liveness.update(floors, dropped, wanted, self._chain.end.next)
         self._trim()
+        return iter(())
 
     def _trim(self) -> None:
         """Trim; after a failure, try again at the next tick: a full disk may have room then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mqfs.engine.core.portions import exhaust
 from mqfs.errors import NotFound
 from mqfs.model import Draft, Kind, Record
 from mqfs.records.record import encode
@@ -307,14 +308,14 @@ def check_trim(store: Store) -> None:
     for number in range(1, 2001):
         say(bucket, (A, B)[number % 2], b"x" * 2_000, number)
     full = bucket.upkeep.size
-    bucket.upkeep.trim({A: 1900, B: 1951}, {1960})
+    exhaust(bucket.upkeep.trim({A: 1900, B: 1951}, {1960}))
     for number in [*range(1900, 2001, 2), *range(1951, 2001, 2)]:
         if number != 1960:
             found = bucket.reader.scan(number)
             assert found is not None
             assert found.sequence == number
     assert bucket.reader.first <= 1900
-    bucket.upkeep.trim({}, frozenset())
+    exhaust(bucket.upkeep.trim({}, frozenset()))
     store.tick()
     assert bucket.upkeep.size < full / 10
     assert bucket.end.next == 2001

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqfs.engine.core.portions import exhaust
 from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
 from mqfs.records import batch, headers
+from mqfs.store import memory
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.segment.index import OpenIndex
 from mqfs.store.segment.liveness import Liveness
 from mqfs.store.store import DiskStore
-from tests.support.calls import calls_once
+from tests.support.calls import calls_once, lines
 from tests.support.temp_store import abandon, lowered
 
 
@@ -255,7 +259,7 @@ def test_a_full_memory_store_takes_acknowledgements() -> None:
         for _ in range(5_000):
             bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
         assert bucket.upkeep.size < 10_000 + (64 << 10) + 56
-        bucket.upkeep.trim({}, frozenset())
+        exhaust(bucket.upkeep.trim({}, frozenset()))
         bucket.writer.append(Kind.STATE, 0, 0, b"{}")
         assert bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179
 
@@ -318,3 +322,51 @@ def test_a_look_for_what_changed_goes_through_no_floors() -> None:
         liveness.update(changed, frozenset(), None, 9)
         assert liveness.version() != before
         before = liveness.version()
+
+
+def in_memory(count: int) -> tuple[Any, Iterator[None], list[int]]:
+    """A log in memory with as many messages, of three streams; the trim of it, and what that leaves."""
+    bucket = MemoryStore().make(16, b"")
+    for number in range(1, count + 1):
+        bucket.writer.append(Kind.MESSAGE, 16 + number % 3, 0, b"x")
+    floors, dropped = {16: count // 2, 17: 1}, set(range(count // 3, count, 4))
+    wanted = [n for n in range(1, count + 1) if n % 3 < 2 and n not in dropped and n >= floors[16 + n % 3]]
+    return bucket, bucket.upkeep.trim(floors, dropped), wanted
+
+
+def test_a_log_in_memory_is_trimmed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_STEPS", 64)
+    costs = []
+    for count in (1_000, 8_000):
+        _, steps, _ = in_memory(count)
+        costs.append(max(lines(partial(next, steps, None)) for _ in range(count)))
+    assert costs[1] < 1.5 * costs[0]
+
+
+@pytest.mark.parametrize("steps", [0, 5, 10, 15, 20, 1_000])
+def test_a_log_in_memory_is_read_and_written_while_it_is_trimmed(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """And may be left in the middle."""
+    monkeypatch.setattr(memory, "_STEPS", 64)
+    bucket, trimming, wanted = in_memory(1_000)
+
+    def found(stream: int | None) -> list[int]:
+        sequences, at = list[int](), bucket.end.next
+        while at := bucket.reader.before(at, stream) or 0:
+            record = bucket.reader.scan(at) if stream is None else bucket.reader.find(stream, at)
+            assert record is not None and record.sequence == at  # noqa: PT018
+            sequences.append(at)
+        return sequences[::-1]
+
+    before, unwanted, size = set(found(None)), set(found(None)) - set(wanted), bucket.upkeep.size
+    for _ in islice(trimming, steps):
+        wanted.append(bucket.writer.append(Kind.MESSAGE, 18, 0, b"new"))
+        for stream in (None, 16, 17, 18):
+            assert set(found(stream)) <= before | set(wanted)
+        assert set(found(None)) >= set(wanted)
+    trimming.close()
+    if steps == 1_000:
+        assert found(None) == sorted(found(16) + found(17) + found(18)) == wanted
+        assert bucket.upkeep.size == size // len(before) * len(wanted)
+    elif steps:
+        assert sorted(found(16) + found(17) + found(18)) == found(None)
+        assert unwanted & set(found(None))

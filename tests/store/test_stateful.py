@@ -129,7 +129,8 @@ class Stores(RuleBasedStateMachine):
 
     def _trim(self) -> None:
         floors = {stream: self.floors.get(stream, 0) for stream in range(16, 20)}
-        self.memory.upkeep.trim(floors, self.dropped)
+        for _ in self.memory.upkeep.trim(floors, self.dropped):
+            pass
         self.disk.upkeep.trim(
             {s: self._on_disk(f) for s, f in floors.items()}, {d for m, d, _ in self.pairs if m in self.dropped}
         )

@@ -244,9 +244,10 @@ class Retention:
         self.kept_from = kept_from
         gone: Set[int] = self._log.state.dropped.keys() | self.lapsed.keys()
         if (newest := self.newest) is None:
-            self._log.upkeep.trim(floors, gone)
+            yield from self._log.upkeep.trim(floors, gone)
         else:
-            self._log.upkeep.trim(floors, {sequence for sequence in gone if sequence < newest.known}, newest.wanted)
+            known = {sequence for sequence in gone if sequence < newest.known}
+            yield from self._log.upkeep.trim(floors, known, newest.wanted)
         if self._log.upkeep.size < max(size, self._trimmed_bytes):
             self._forget_removed(self.lapsed)
             self._unlooked = len(self._log.state.dropped)
