@@ -112,24 +112,6 @@ class KeptRange:
             if (newest := self._retention.newest) is not None:
                 newest.cut(self)
 
-    def pass_absent(self) -> Iterator[None]:
-        """Raise the floor past messages that were dropped, or whose own ttl expired. In steps."""
-        bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
-        self.update_low_watermark()
-        first, steps = self.state.floor, 0
-        while True:
-            found = bucket.reader.locate(self.number, first)
-            away = found is not None and (found[0] in lapsed or found[0] in dropped)
-            steps += 1
-            if not away or steps % _STEPS == 0:
-                first = found[0] if found is not None else first
-                if first > self.state.floor:
-                    self._raise(first)
-                yield
-            if not away or found is None:
-                return
-            first = found[0] + 1
-
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
         floor = self.state.raise_floor(floor)
@@ -240,8 +222,9 @@ class KeptRange:
             self.size -= size
 
     def recount(self) -> None:
-        """Have the messages counted again when the count is needed next: some in the middle were removed."""
-        self.count = min(self.count, RECOUNT)
+        """Have the messages counted, and the newest looked up, when they are needed next: some in the middle were
+        removed, or are retained again."""
+        self.count, self.newest = min(self.count, RECOUNT), -1
 
     def lapse(self, sequence: int) -> None:
         """Uncount a message whose own ttl expired. Called before it is entered in `Retention.lapsed`."""
@@ -253,6 +236,8 @@ class KeptRange:
 
     def first_kept(self, position: int = 0) -> int:
         """Return the sequence of the first retained message at or above the floor and `position`; 0: none."""
+        if not self.count:
+            return 0
         found = locate(self, max(self.state.floor, position))
         while found is not None and self.is_deleted(found[0]):
             found = locate(self, found[0] + 1)
@@ -264,6 +249,8 @@ class KeptRange:
             record = _newest_in(self.log.bucket, self.number)
             self.newest = record.sequence if record is not None else 0
             self.mtime_ns = max(self.mtime_ns, record.time_ns if record is not None else 0)
+        if not self.count:
+            self.newest = 0
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
             self.newest = before(self, self.newest)
         return self.newest if self.newest >= self.state.floor else 0
@@ -351,6 +338,29 @@ class KeptRange:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.note_eviction(1, self.evicted_before)
         self._count_gone(clearing.cut)
+
+
+def pass_absent(kept: KeptRange) -> Iterator[None]:
+    """Raise the floor past messages that were dropped, or whose own ttl expired. In steps."""
+    kept.update_low_watermark()
+    while pass_some(kept, _STEPS):
+        yield
+    yield
+
+
+def pass_some(kept: KeptRange, most: int) -> bool:
+    """Raise the floor past at most `most` of these messages, if the range is counted. Whether more may follow."""
+    locate, dropped, lapsed = kept.log.reader.locate, kept.log.state.dropped, kept._retention.lapsed
+    first, away = kept.state.floor, False
+    for _ in range(most if kept.count >= 0 else 0):
+        found = locate(kept.number, first)
+        away = found is not None and (found[0] in lapsed or found[0] in dropped)
+        first = found[0] + away if found is not None else first
+        if not away:
+            break
+    if first > kept.state.floor:
+        kept._raise(first)
+    return away
 
 
 def bound_after_start(kept: KeptRange) -> None:

@@ -98,21 +98,25 @@ class Retention:
         """Uncount messages whose own ttl has expired, at most _LAPSED."""
         ended = self.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
         self.removals += bool(ended)
+        touched: set[Stream] = set()
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
             if stream is not None:
                 stream.kept.lapse(sequence)
                 self.lapsed[sequence] = number
+                touched.add(stream)
                 if self.newest is not None:
                     self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
+        for stream in touched:  # else whoever asks for the first or newest message passes all of them in one piece
+            retained.pass_some(stream.kept, _LAPSED)
 
     def _forget_lapsed(self) -> Iterator[None]:
         """Raise floors past expired and dropped messages, then forget the expired ones below them. In steps."""
         for number in {*self.lapsed.values(), *self._log.state.dropped.values()}:
             if (stream := self._host.numbers.get(number)) is not None:
-                yield from stream.kept.pass_absent()
+                yield from retained.pass_absent(stream.kept)
         yield from self._forget_absent(self.lapsed)
 
     def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
@@ -396,7 +400,7 @@ class Retention:
 def forget_dropped(group: Group, names: Set[str]) -> Iterator[None]:
     """Forget the dropped messages below the first retained message of these streams. In steps."""
     for stream in [group.streams[name] for name in names & group.streams.keys()]:
-        yield from stream.kept.pass_absent()
+        yield from retained.pass_absent(stream.kept)
     yield from group.retention._forget_absent(group.state.dropped)
 
 

@@ -881,6 +881,19 @@ def test_seek_last_when_the_newest_message_went_before_the_others(ends: str) -> 
     assert drain(worker) == [b"two"]
 
 
+def test_seek_last_when_the_newest_message_was_acked_before_the_others() -> None:
+    q = Queues()
+    q.consumer()
+    worker = q.worker()
+    q.write("s", b"one", b"two")
+    assert [read(worker), read(worker)] == [b"one", b"two"]
+    say(worker, "ack")  # the newest
+    assert q.row()["newest"] == q.row()["first"]
+    say(worker, "seek first")
+    say(worker, "seek last")
+    assert drain(worker) == [b"two"]
+
+
 def test_seek_makes_all_claims_void_and_forgets_counts() -> None:
     q = Queues("replay all")
     q.consumer()

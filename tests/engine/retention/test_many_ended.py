@@ -101,3 +101,21 @@ def test_a_write_does_not_count_out_those_of_other_streams(full: str) -> None:
         u.clock.forward(2)
         costs.append(calls_once(lambda u=u: u.write("t", b"one more")))
     assert costs[1] <= costs[0] + 100
+
+
+@pytest.mark.parametrize("live", [0, 1], ids=["none_is_left", "the_newest_is_left"])
+def test_the_first_and_the_newest_are_found_without_passing_all_that_ended(live: int) -> None:
+    """Though none of them is trimmed yet."""
+    costs = []
+    for ended in (ENDED, 10 * ENDED):
+        u = Units()
+        for _ in range(ended):
+            u.put(b"ends", ttl="1s")
+        u.write("s", *[b"live"] * live)
+        u.clock.forward(2)
+        for _ in range(ended):
+            u.group.retention.expire_messages()
+        assert len(u.group.retention.lapsed) == ended
+        kept = u.group.streams["s"].kept
+        costs.append(calls_once(lambda kept=kept: (kept.first_kept(), kept.newest_kept())))
+    assert costs[1] == costs[0]
