@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from mqfs.clock import SystemClock
 from mqfs.model import Wait
 from tests.support.batches import Units, frame
 from tests.support.calls import calls, calls_once, lines
-from tests.support.clock import SECOND, HastyClock
+from tests.support.clock import SECOND
 from tests.support.eventually import patient
 from tests.support.hand import ROOT, Hand, finished
 from tests.support.queues import Queues, drain, read, say, waits
@@ -366,44 +365,6 @@ def test_a_write_at_the_depth_asks_once_what_the_readers_have_had() -> None:
     once = written_at_depth("drop-new", 101) - written_at_depth("drop-new", 1)
     assert once > 0
     assert written_at_depth("drop-old", 101) - written_at_depth("drop-old", 1) < 1.5 * once
-
-
-def dropping(count: int) -> Iterator[Callable[[], None]]:
-    """Messages that are delayed, after most of that many were dropped."""
-    queues = Queues()
-    put = queues.at(".put", os.O_RDWR)
-
-    def delay(number: int) -> None:
-        put.write(b'{"stream":"s","at":%d} x' % (2_000_000_000 + number))
-
-    for number in range(count):
-        delay(number)
-    held = queues.group.held
-    held.drop(list(held._streams)[: count * 3 // 5])
-    for number in range(count):
-        yield partial(delay, count + number)
-    assert len(held._due) < 3 * len(held)
-
-
-def due_at_once(count: int) -> Iterator[Callable[[], None]]:
-    """The alarm at which as many delayed messages are due, all of which were dropped."""
-    clock = HastyClock()
-    queues = Queues(clock=clock)
-    for _ in range(count):
-        queues.put(b"x", delay="1h")
-    queues.group.held.drop(list(queues.group.held._streams))
-    clock.forward(3_600)
-    clock.hasty = True
-    while len(queues.group.held._due):
-        yield queues.tree.run_timers
-
-
-@pytest.mark.parametrize("operations", [dropping, due_at_once])
-def test_rows_of_what_is_gone_are_dropped_a_few_at_a_time(
-    operations: Callable[[int], Iterator[Callable[[], None]]],
-) -> None:
-    few, many = (max(lines(do) for do in operations(count)) for count in (400, 1_600))
-    assert many < 1.5 * few
 
 
 def per_stream(path: Path, *lines: str) -> float:

@@ -13,7 +13,7 @@ import errno
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -126,10 +126,11 @@ class LazyHeap(Generic[Row]):
         _old     1 4 3 6 9             a heap, too: examined from its end, so the rest remains a heap
     """
 
-    __slots__ = ("_is_live", "_most", "_old", "_rows")
+    __slots__ = ("_is_live", "_most", "_old", "_rows", "least")
 
     def __init__(self, is_live: Callable[[Row], bool]) -> None:
         self._is_live = is_live
+        self.least: Row | None = None  # the least row, live or not
         self._rows: list[Row] = []
         self._old: list[Row] = []
         self._most = _SPARE  # rows above which they are examined
@@ -138,15 +139,12 @@ class LazyHeap(Generic[Row]):
         """Count the rows, with those that are not live."""
         return len(self._rows) + len(self._old)
 
-    @property
-    def least(self) -> Row | None:
-        """The least row, live or not; None: there are no rows."""
-        return min(self._rows[:1] + self._old[:1], default=None)
-
     def push(self, row: Row) -> None:
         heapq.heappush(self._rows, row)
+        if self.least is None or row < self.least:
+            self.least = row
         if self._old:
-            self._examine()
+            self.examine()
         elif len(self._rows) > self._most:
             self._rows, self._old = self._old, self._rows
 
@@ -155,16 +153,30 @@ class LazyHeap(Generic[Row]):
         rows, old = self._rows, self._old
         row = heapq.heappop(old if old and (not rows or old[0] < rows[0]) else rows)
         self._most = min(self._most, 2 * len(self) + _SPARE)
+        self._find_least()
         return row
 
-    def _examine(self) -> None:
-        """Examine a few rows."""
+    def examine(self) -> bool:
+        """Examine a few rows. Return whether more have to be examined."""
         for row in self._old[-_EXAMINED:]:
             if self._is_live(row):
                 heapq.heappush(self._rows, row)
         del self._old[-_EXAMINED:]
         if not self._old:
             self._most = 2 * len(self._rows) + _SPARE
+        self._find_least()
+        return bool(self._old)
+
+    def _find_least(self) -> None:
+        self.least = min(self._rows[:1] + self._old[:1], default=None)
+
+    def examine_all(self) -> Iterator[None]:
+        """Examine all rows, in steps."""
+        while self.examine():
+            yield
+        self._rows, self._old = [], self._rows
+        while self.examine():
+            yield
 
 
 # ------------------------------------------------------------ alarms
@@ -181,8 +193,7 @@ class Timers:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self._heap: list[tuple[int, int, int, Alarm]] = []  # with stale rows of alarms that were set to another time
-        self._most = 0  # rows above which the stale ones are dropped
+        self._heap = LazyHeap(_is_set)
         self._numbers = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
         self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see mqfs/serving/fairness.py
@@ -190,30 +201,21 @@ class Timers:
     @property
     def next_due_ns(self) -> int | None:
         """The engine time at which `run` has to be called next, or None."""
-        return self._heap[0][0] if self._heap else None
+        return None if (least := self._heap.least) is None else least[0]
 
     def __len__(self) -> int:
-        """Count the rows of the heap, with stale ones."""
+        """Count the rows of the heap, with those of alarms that were set to another time."""
         return len(self._heap)
 
     def push(self, alarm: Alarm, due_ns: int) -> None:
         """Set an alarm. Called by Alarm.at only."""
-        sooner = not self._heap or due_ns < self._heap[0][0]
-        if len(self._heap) > self._most:
-            self._drop_stale()
+        sooner = (next_due_ns := self.next_due_ns) is None or due_ns < next_due_ns
         if not alarm.due_ns:
             alarm.number = next(self._numbers)
         alarm.due_ns = due_ns
-        heapq.heappush(self._heap, (due_ns, alarm.turn, alarm.number, alarm))
+        self._heap.push((due_ns, alarm.turn, alarm.number, alarm))
         if sooner and self.on_sooner is not None:
             self.on_sooner()
-
-    def _drop_stale(self) -> None:
-        """Drop stale rows, so that the heap has at most about twice as many rows as there are alarms."""
-        rows = {row[3]: row for row in self._heap if row[0] == row[3].due_ns and not row[3].group.removed}
-        self._heap = list(rows.values())
-        heapq.heapify(self._heap)
-        self._most = 2 * len(self._heap) + _SPARE
 
     def run(self, clock: Clock) -> None:
         """Ring the alarms that are due, then let blocked writers of those groups continue. After SLICE_S the remaining
@@ -221,15 +223,15 @@ class Timers:
         groups: dict[Group, bool] = {}  # whether to retry due messages that wait for room, too
         now_ns = clock.engine_ns()
         until = now_ns + int(limits.SLICE_S * 1e9)
-        while self._heap and self._heap[0][0] <= now_ns:
-            due_ns, _, _, alarm = heapq.heappop(self._heap)
-            if alarm.due_ns != due_ns or alarm.group.removed:
-                continue  # a stale row
-            alarm.due_ns = 0
-            groups[alarm.group] = groups.get(alarm.group, False) or alarm.turn not in _DUE
-            if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
-                alarm.at(now_ns + AGAIN_NS)
-            if clock.engine_ns() >= until:
+        while (next_due_ns := self.next_due_ns) is not None and next_due_ns <= now_ns:
+            row = self._heap.pop()
+            if _is_set(row):
+                alarm = row[3]
+                alarm.due_ns = 0
+                groups[alarm.group] = groups.get(alarm.group, False) or alarm.turn not in _DUE
+                if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
+                    alarm.at(now_ns + AGAIN_NS)
+            if groups and clock.engine_ns() >= until:  # one at least rings, however many rows are not live
                 break
         for group, look in groups.items():
             self.faults.contain(group, "letting writers continue", partial(group.unblock, look))
@@ -252,5 +254,11 @@ class Alarm:
             self._timers.push(self, due_ns)
 
     def cancel(self) -> None:
-        """Unset the alarm. Its row stays in the heap, stale."""
+        """Unset the alarm. Its row stays in the heap."""
         self.due_ns = 0
+
+
+def _is_set(row: tuple[int, int, int, Alarm]) -> bool:
+    """Whether the row's alarm is still set to its time."""
+    due_ns, _, number, alarm = row
+    return due_ns == alarm.due_ns and number == alarm.number and not alarm.group.removed

@@ -250,7 +250,8 @@ class Dispatcher:
         self.slots = slots = Ranges()
         for sequence in sorted(progress.unacked):
             if (entry := progress.unacked.get(sequence)) is not None:
-                self.make_ready(sequence, entry)
+                if self.is_free(sequence):  # a delay has its deadline already
+                    self.make_ready(sequence, entry)
                 if entry.first < sequence:
                     slots.add(entry.first, sequence - 1)
             yield

@@ -14,6 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.log import record_at
 from mqfs.engine.core.portions import Work, exhaust
+from mqfs.engine.core.timers import LazyHeap
 from mqfs.model import NEVER, Record
 from mqfs.records import headers
 from mqfs.records.headers import NORMAL
@@ -101,8 +102,7 @@ class PriorityIndex:
         self._messages: dict[int, DeliveryAttributes] | None = None
         self._loading: Work[None] | None = None  # the rest of the log to be read
         self.is_complete = False  # the whole log was read
-        self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
-        self._removed = 0  # rows of `_expiring` whose message was removed
+        self._expiring = LazyHeap(self._is_present)  # (engine ns, sequence)
         self.by_stream: dict[int, list[int]] = {}  # sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
@@ -122,7 +122,7 @@ class PriorityIndex:
                 self._loading, self.is_complete = None, True
             except BaseException:
                 self._messages = self._loading = None  # to be read again
-                self._expiring, self.by_stream = [], {}
+                self._expiring, self.by_stream = LazyHeap(self._is_present), {}
                 raise
             else:
                 yield
@@ -161,7 +161,7 @@ class PriorityIndex:
                 return messages[record.sequence]
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
-                heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
+                self._expiring.push((rank.expires_ns, record.sequence))
                 self._group.retention.expire_at(rank.expires_ns, rank.stream)
             if rank.exclusive:
                 bisect.insort(self.by_stream.setdefault(rank.stream, []), record.sequence)
@@ -236,12 +236,17 @@ class PriorityIndex:
         """Return (sequence, stream) of messages whose own ttl ended since the last call, at most `most`."""
         messages = self._all()
         gone: list[tuple[int, int]] = []
-        while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
-            _, sequence = heapq.heappop(self._expiring)
+        for _ in range(most):
+            if (least := self._expiring.least) is None or least[0] > now_ns:
+                break
+            _, sequence = self._expiring.pop()
             rank = messages.get(sequence)
             if rank is not None:
                 gone.append((sequence, rank.stream))
         return gone
+
+    def _is_present(self, row: tuple[int, int]) -> bool:
+        return self._messages is not None and row[1] in self._messages
 
     def count_expiring(self) -> int:
         """Return the number of rows of messages whose own ttl may not have ended; some are of removed messages."""
@@ -250,26 +255,15 @@ class PriorityIndex:
     @property
     def next_expiry_ns(self) -> int:
         """When the next own ttl ends, in engine time; NEVER if none does."""
-        return self._expiring[0][0] if self._expiring else NEVER
+        return NEVER if (least := self._expiring.least) is None else least[0]
 
     def remove(self, sequence: int) -> None:
         """Remove a message that is no longer retained."""
         rank = self._all().pop(sequence, None) if self._messages is not None else None
-        if rank is not None:
-            self._note_removed(rank)
         if rank is not None and rank.exclusive:
             sequences = self.by_stream[rank.stream]
             at = bisect.bisect_left(sequences, sequence)
             del sequences[at : bisect.bisect_right(sequences, sequence, at)]
-
-    def _note_removed(self, rank: DeliveryAttributes) -> None:
-        """Count a removed message. Remove the rows of such messages when they outnumber the others."""
-        self._removed += rank.expires_ns != NEVER
-        if self._removed > max(len(self._expiring) // 2, _STEPS):
-            messages = self._all()
-            self._expiring = [row for row in self._expiring if row[1] in messages]
-            heapq.heapify(self._expiring)
-            self._removed = 0
 
     def forget(self) -> Iterator[None]:
         """Remove all messages that are no longer retained. In steps."""
@@ -277,10 +271,12 @@ class PriorityIndex:
         messages = self._all() if self._messages is not None else {}
         for count, (sequence, rank) in enumerate(list(messages.items())):
             stream = numbers.get(rank.stream)
-            if (stream is None or sequence < stream.state.floor) and messages.pop(sequence, None) is not None:
-                self._note_removed(rank)
+            if stream is None or sequence < stream.state.floor:
+                messages.pop(sequence, None)
             if count % _STEPS == 0:
                 yield
+        if len(self._expiring) > 2 * len(messages):
+            yield from self._expiring.examine_all()
         for number, sequences in list(self.by_stream.items()):
             if (stream := numbers.get(number)) is None:
                 del self.by_stream[number]

@@ -10,7 +10,6 @@ dead letter. The table is LIFE in state/acks.py.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
-from mqfs.engine.core.timers import AGAIN_NS
+from mqfs.engine.core.timers import AGAIN_NS, LazyHeap
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import batch, headers
@@ -184,10 +183,10 @@ class Deadlines:
     def __init__(self, owner: Consumer) -> None:
         self._progress, self._claims = owner.progress, owner.claims
         self._clock, self._set_alarm = owner.group.clock, owner.alarm.at
-        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence); ended claims stay until they are due
+        self._timers = LazyHeap(self._is_set)  # (engine ns, sequence)
 
     def clear(self) -> None:
-        self._timers = []
+        self._timers = LazyHeap(self._is_set)
 
     def renew(self, claim: Claim, lease_ns: int) -> None:
         """Start the lease of a claim again; `lease_ns` 0: no lease."""
@@ -196,33 +195,32 @@ class Deadlines:
             self.set(claim.deadline_ns, claim.sequence)
 
     def set(self, due_ns: int, sequence: int) -> None:
-        heapq.heappush(self._timers, (due_ns, sequence))
-        if len(self._timers) > 2 * len(self._progress.unacked) + 64:  # most are of claims that ended long ago
-            self._drop_outdated()
+        self._timers.push((due_ns, sequence))
         self._set_alarm(due_ns)
 
-    def _drop_outdated(self) -> None:
-        mine = self._claims
-        self._timers = [(claim.deadline_ns, s) for s, claim in mine.items() if claim.deadline_ns]
-        unacked = self._progress.unacked.items()
-        self._timers += [(entry.due_ns, s) for s, entry in unacked if s not in mine and entry.due_ns]
-        heapq.heapify(self._timers)
+    def _is_set(self, row: tuple[int, int]) -> bool:
+        """Whether a claim's lease, or a message's delay, still ends at that time."""
+        due_ns, sequence = row
+        if (claim := self._claims.get(sequence)) is not None:
+            return claim.deadline_ns == due_ns
+        entry = self._progress.unacked.get(sequence)
+        return entry is not None and entry.due_ns == due_ns
 
     def run(self, now_ns: int, end: Callable[[int, int], None]) -> None:
         """Call `end(sequence, now_ns)` for each due timer. After a time slice leave the rest to the next alarm. A timer
         whose call fails stays."""
         until = self._clock.engine_ns() + int(limits.SLICE_S * 1e9)
-        while self._timers and self._timers[0][0] <= now_ns:
-            timer = heapq.heappop(self._timers)
+        while (least := self._timers.least) is not None and least[0] <= now_ns:
+            timer = self._timers.pop()
             try:
                 end(timer[1], now_ns)
             except BaseException:
-                heapq.heappush(self._timers, timer)
+                self._timers.push(timer)
                 raise
             if self._clock.engine_ns() >= until:
                 break
-        if self._timers:
-            self._set_alarm(max(self._timers[0][0], now_ns + 1))  # other work is served before the rest
+        if (least := self._timers.least) is not None:
+            self._set_alarm(max(least[0], now_ns + 1))  # other work is served before the rest
 
 
 # ------------------------------------------------------------ returned claims
