@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from mqfs.engine.core.timers import LazyHeap
+from mqfs.engine.core.timers import LOOKING, Alarm, LazyHeap
 from tests.support.calls import lines
-from tests.support.clock import HastyClock
+from tests.support.clock import SECOND, HastyClock
 from tests.support.queues import Queues, drain, say, waits
 
 
@@ -73,6 +73,22 @@ def due_at_once(count: int) -> Iterator[Callable[[], None]]:
     clock.forward(3_600)
     clock.hasty = True
     while len(queues.group.held._due):
+        yield queues.tree.run_timers
+
+
+def cancelled(count: int) -> Iterator[Callable[[], None]]:
+    """The alarms of many groups, which are due at once after all were cancelled."""
+    clock = HastyClock()
+    queues = Queues(clock=clock)
+    timers = queues.group.timers
+    alarms = [Alarm(timers, queues.group, LOOKING, "x", lambda now_ns: None) for _ in range(count)]
+    for alarm in alarms:
+        alarm.at(SECOND)
+    for alarm in alarms:
+        alarm.cancel()
+    clock.forward(2)
+    clock.hasty = True
+    while timers.next_due_ns == SECOND:
         yield queues.tree.run_timers
 
 
@@ -142,7 +158,7 @@ def expiring(count: int) -> Iterator[Callable[[], None]]:
         yield lambda: queues.group.ranks.expired(queues.clock.engine_ns(), 10)
 
 
-@pytest.mark.parametrize("operations", [dropping, due_at_once, renewing, nacking, forgetting, expiring])
+@pytest.mark.parametrize("operations", [dropping, due_at_once, cancelled, renewing, nacking, forgetting, expiring])
 def test_rows_of_what_is_gone_are_dropped_a_few_at_a_time(
     operations: Callable[[int], Iterator[Callable[[], None]]],
 ) -> None:
