@@ -528,7 +528,8 @@ class _Upkeep:
         return True
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> Iterator[None]:
-        self._disk.trim({}, frozenset())
+        for _ in self._disk.trim({}, frozenset()):  # at once: mostly there is nothing
+            pass
         return self._memory.trim(floors, dropped, wanted)
 
 

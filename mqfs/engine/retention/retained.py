@@ -103,9 +103,8 @@ class KeptRange:
         expired may still count if after a start it is not known yet which messages have one."""
         if count_out or self._retention.ranks.is_complete or not self._retention.keeps_all:
             self._retention.expire_messages()
-        if self._was_shared != self._owner.shared:
-            self._was_shared = self._owner.shared
-            self.recount()
+        if self._was_shared != (shared := self._owner.shared):
+            self._share(shared)
         floor = self.kept_from()
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
@@ -226,6 +225,11 @@ class KeptRange:
         removed, or are retained again."""
         self.count, self.newest = min(self.count, RECOUNT), -1
 
+    def _share(self, shared: bool) -> None:
+        """Have all counted again, as the stream is shared now, or is not any more."""
+        self._was_shared = shared
+        self.recount()
+
     def lapse(self, sequence: int) -> None:
         """Uncount a message whose own ttl expired. Called before it is entered in `Retention.lapsed`."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
@@ -236,7 +240,7 @@ class KeptRange:
 
     def first_kept(self, position: int = 0) -> int:
         """Return the sequence of the first retained message at or above the floor and `position`; 0: none."""
-        if not self.count:
+        if not self.count and self._was_shared == self._owner.shared:
             return 0
         found = locate(self, max(self.state.floor, position))
         while found is not None and self.is_deleted(found[0]):
@@ -245,6 +249,8 @@ class KeptRange:
 
     def newest_kept(self) -> int:
         """Return the sequence of the newest retained message at or above the floor; 0: none."""
+        if self._was_shared != (shared := self._owner.shared):
+            self._share(shared)
         if self.newest < 0:
             record = _newest_in(self.log.bucket, self.number)
             self.newest = record.sequence if record is not None else 0
@@ -358,8 +364,9 @@ def pass_some(kept: KeptRange, most: int) -> bool:
         first = found[0] + away if found is not None else first
         if not away:
             break
-    if first > kept.state.floor:
-        kept._raise(first)
+    if first > kept.state.floor:  # none of the messages passed counts
+        kept.state.raise_floor(first)
+        kept._retention.removals += 1
     return away
 
 
@@ -403,10 +410,13 @@ def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
 
 
 def before(kept: KeptRange, sequence: int) -> int:
-    """Return the sequence of the last message below `sequence`, without those superseded by keys; 0: none."""
-    if sequence <= kept.tail:
-        return kept.rows.up_to(sequence - 1, messages=True)
-    return kept.log.reader.before(sequence, kept.number) or 0
+    """Return the sequence of the last message below `sequence`, without those superseded by keys, and without EOF
+    markers; 0: none."""
+    while sequence > kept.tail:
+        sequence = kept.log.reader.before(sequence, kept.number) or 0
+        if not (sequence and kept.log.metrics.count_eof_markers(kept.number, sequence, sequence + 1)):
+            return sequence
+    return kept.rows.up_to(sequence - 1, messages=True)
 
 
 class Clearing(NamedTuple):
@@ -445,11 +455,7 @@ def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
     marks = bucket.metrics.count_eof_markers(kept.number, floor, target)
     lost = kept.messages(floor, target) if kept.tail > floor else max(count - marks, 0)
     newest = before(kept, target)
-    while (
-        lost
-        and newest >= floor
-        and (kept.is_deleted(newest) or bucket.metrics.count_eof_markers(kept.number, newest, newest + 1))
-    ):
+    while lost and newest >= floor and kept.is_deleted(newest):
         newest = before(kept, newest)
     return Cut(target, kept.count - count, kept.size - size, count, lost, newest, kept.trimmed_count)
 

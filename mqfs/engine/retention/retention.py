@@ -13,6 +13,7 @@ in the middle of a range may be removed, too: they were dropped, or expired by a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from itertools import islice
@@ -97,20 +98,22 @@ class Retention:
     def expire_messages(self) -> None:
         """Uncount messages whose own ttl has expired, at most _LAPSED."""
         ended = self.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
-        self.removals += bool(ended)
-        touched: set[Stream] = set()
+        if not ended:
+            return
+        self.removals += 1
+        touched: Counter[Stream] = Counter()
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
             if stream is not None:
                 stream.kept.lapse(sequence)
                 self.lapsed[sequence] = number
-                touched.add(stream)
+                touched[stream] += 1
                 if self.newest is not None:
                     self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
-        for stream in touched:  # else whoever asks for the first or newest message passes all of them in one piece
-            retained.pass_some(stream.kept, _LAPSED)
+        for stream, count in touched.items():  # else whoever asks for the first message passes all in one piece
+            retained.pass_some(stream.kept, 2 * count)
 
     def _forget_lapsed(self) -> Iterator[None]:
         """Raise floors past expired and dropped messages, then forget the expired ones below them. In steps."""
@@ -408,6 +411,7 @@ def renew_newest(retention: Retention, group: Group) -> None:
     """Rebuild the index of keys after a change of `replay` or of the stream of dead letters; drop it if `replay` is not
     `key` any more."""
     group.log.remember_newest(None)
+    retention._trimming, retention._dirty = None, True  # end a trim: messages unwanted so far may count again now
     if retention.newest is not None:
         retention.newest.end()
     retention.tail = 0

@@ -17,6 +17,7 @@ from mqfs.engine.nodes import Meta
 from mqfs.model import User, Wait
 from mqfs.records.headers import NORMAL
 from tests.support.batches import frame
+from tests.support.calls import lines
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 
@@ -892,6 +893,57 @@ def test_seek_last_when_the_newest_message_was_acked_before_the_others() -> None
     say(worker, "seek first")
     say(worker, "seek last")
     assert drain(worker) == [b"two"]
+
+
+@pytest.mark.parametrize("is_looked_for", [True, False])
+def test_replay_last_shows_the_newest_that_all_acked_before(is_looked_for: bool) -> None:
+    """While an older one of another stream keeps it in the log."""
+    q = Queues()
+    q.stream("t")
+    q.consumer()
+    worker = q.worker()
+    q.write("t", b"claimed")
+    q.write("s", b"newest")
+    assert [read(worker), read(worker)] == [b"claimed", b"newest"]
+    if is_looked_for:
+        assert q.row()["newest"] == 2
+    say(worker, "ack 2")
+    if is_looked_for:
+        assert q.row()["newest"] is None
+    q.ctl("replay last")
+    assert read(q.at("s")) == b"newest"
+
+
+def looks(count: int) -> int:
+    """The lines of a look for the first and newest message, of which there are none: as many were acked, and one of
+    another stream keeps them in the log."""
+    q = Queues()
+    q.stream("t")
+    q.consumer()
+    worker = q.worker()
+    q.write("t", b"claimed")
+    q.write("s", *[b"x"] * count)
+    for _ in range(count + 1):
+        read(worker)
+    for sequence in range(2, count + 2):
+        say(worker, f"ack {sequence}")
+    kept = q.group.streams["s"].kept
+    kept.update_low_watermark()
+    assert (kept.count, kept.state.floor) == (0, 1)
+    return lines(lambda: (kept.first_kept(), kept.newest_kept()))
+
+
+def test_a_look_for_the_first_and_newest_does_not_pass_all_that_were_acked() -> None:
+    assert looks(10) == looks(100)
+
+
+def test_an_eof_marker_is_not_the_newest_message() -> None:
+    q = Queues("replay all")
+    q.write("s", b"one")
+    q.ctl("eof s")
+    q.put(b"two", ttl="1s")
+    q.pass_time(2)
+    assert (q.row()["newest"], q.row()["messages"]) == (1, 2)
 
 
 def test_seek_makes_all_claims_void_and_forgets_counts() -> None:

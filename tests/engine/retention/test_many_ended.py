@@ -10,7 +10,7 @@ import pytest
 from mqfs import errors
 from mqfs.engine.retention import retention
 from tests.support.batches import Units, frame
-from tests.support.calls import calls_once
+from tests.support.calls import calls_once, lines
 
 LIVE, ENDED = 5, 30
 
@@ -119,3 +119,19 @@ def test_the_first_and_the_newest_are_found_without_passing_all_that_ended(live:
         kept = u.group.streams["s"].kept
         costs.append(calls_once(lambda kept=kept: (kept.first_kept(), kept.newest_kept())))
     assert costs[1] == costs[0]
+
+
+def test_an_expiry_in_many_streams_does_not_count_all_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each behind a live message."""
+    monkeypatch.setattr(retention, "_LAPSED", 16)
+    costs = []
+    for count in (100, 400):
+        u = Units()
+        for number in range(count):
+            u.stream(f"x{number}")
+            u.write(f"x{number}", b"live")
+            u.put(b"ends", f"x{number}", ttl="1s")
+        u.clock.forward(2)
+        costs.append(max(lines(u.group.retention.expire_messages) for _ in range(count // 16)))
+        assert len(u.group.retention.lapsed) > 0.9 * count
+    assert costs[1] < 1.5 * costs[0]

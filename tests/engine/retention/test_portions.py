@@ -10,7 +10,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.delivery import priorities
 from mqfs.model import Wait
-from mqfs.store import compaction
+from mqfs.store import compaction, memory
 from tests.support.hand import ROOT
 from tests.support.queues import BIG, Queues, drain, read, say, waits
 
@@ -250,3 +250,43 @@ def test_what_has_ended_takes_no_room_just_after_a_start(tmp_path: Path, full: s
     queues.restart()
     queues.write("s", b"C")
     assert drain(queues.worker()) == [b"A", b"B", b"C"]
+
+
+def test_messages_that_count_again_are_not_taken_by_a_trim_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had found that newer ones of their keys supersede them."""
+    monkeypatch.setattr(limits, "SLICE_S", 0)
+    monkeypatch.setattr(limits, "TRIM_BYTES", 0)
+    monkeypatch.setattr(memory, "_STEPS", 4)
+    looks = 0
+    while True:
+        queues = Queues("replay key")
+        put = queues.at(".put", os.O_RDWR)
+        for number in range(40):
+            put.write(b'{"stream":"s","key":"%d"} %d' % (number % 3 if number else 9, number))
+        queues.group.retention._dirty = True
+        queues.group.retention.trim()
+        for _ in range(looks):
+            go_on(queues)
+        is_over = queues.group.retention._trimming is None
+        queues.ctl("replay all")
+        bodies = [row["body"] for row in queues.kept()]
+        assert queues.row()["messages"] == len(bodies)
+        portions(queues)
+        queues.pass_time(2)
+        assert [row["body"] for row in queues.kept()] == bodies
+        if is_over:
+            break
+        looks += 1
+    assert looks > 10
+
+
+def test_a_ring_leaves_nothing_of_the_log_in_memory() -> None:
+    queues = Queues("replay all")
+    queues.write("s", *[b"x" * 1_000] * 100)
+    log = queues.group.log.upkeep
+    queues.ctl("clear s")
+    queues.ctl("keep ring")
+    queues.write("s", b"y")
+    assert log.size > 0
+    queues.group.retention.trim(always=True)
+    assert log.size == 0
