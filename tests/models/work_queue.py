@@ -354,7 +354,7 @@ class Model:
             unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
             for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
                 self.done(c, o["seq"])
-        self.settle_kept()  # what is cut is counted after the append: one that no consumer gets takes no place
+        self.serve()  # what is cut is counted after the delivery: one that no consumer gets takes no place
         while not self.fits(stream, 0, 0):
             self.kept(stream)[0]["why"] = "cut"
         return result
