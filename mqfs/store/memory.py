@@ -108,7 +108,7 @@ class MemoryLog:
         try:
             yield from self._unlist(floors, dropped, wanted, gone)
             yield from self._forget(gone)
-        finally:  # after an error, or where the caller stops
+        finally:  # after an error, or where the caller stops, which is rare: in one piece
             for _ in self._forget(gone):
                 pass
 

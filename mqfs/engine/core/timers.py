@@ -114,7 +114,7 @@ class Refusals:
 # ------------------------------------------------------------ rows by time
 
 _SPARE = 64
-_EXAMINED = 16  # rows examined by a push: some 5 us
+_EXAMINED = 16  # rows examined by a push, or passed between two looks at the clock: some 5 us
 
 
 class LazyHeap(Generic[Row]):

@@ -177,7 +177,7 @@ class StreamHandle(Reader, Writer):
             stream.kept.update_low_watermark(count_out=False)
             self.position = stream.state.floor
             self.comes_now()
-        elif stream.kept.count < 0:
+        elif replay == "last" or stream.kept.count < 0:
             stream.kept.update_low_watermark(count_out=False)
         if replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
             self.position = newest or self.position

@@ -248,7 +248,8 @@ class KeptRange:
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
-        """Return the sequence of the newest retained message at or above the floor; 0: none."""
+        """Return the sequence of the newest retained message at or above the floor; 0: none. May have the messages
+        counted again."""
         if self._was_shared != (shared := self._owner.shared):
             self._share(shared)
         if self.newest < 0:
@@ -410,8 +411,8 @@ def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
 
 
 def before(kept: KeptRange, sequence: int) -> int:
-    """Return the sequence of the last message below `sequence`, without those superseded by keys, and without EOF
-    markers; 0: none."""
+    """Return the sequence of the last message below `sequence`, without EOF markers and, below the tail, without those
+    superseded by keys; 0: none. From above the tail the first one below it may be superseded."""
     while sequence > kept.tail:
         sequence = kept.log.reader.before(sequence, kept.number) or 0
         if not (sequence and kept.log.metrics.count_eof_markers(kept.number, sequence, sequence + 1)):

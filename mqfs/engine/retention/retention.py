@@ -112,7 +112,8 @@ class Retention:
                     self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
-        for stream, count in touched.items():  # else whoever asks for the first message passes all in one piece
+        # Else whoever asks for the first message passes all in one piece. Twice as many: some waited for an older one.
+        for stream, count in touched.items():
             retained.pass_some(stream.kept, 2 * count)
 
     def _forget_lapsed(self) -> Iterator[None]:
@@ -416,6 +417,6 @@ def renew_newest(retention: Retention, group: Group) -> None:
         retention.newest.end()
     retention.tail = 0
     for stream in group.numbers.values():
-        stream.kept.tail, stream.kept.rows, stream.kept.newest = 0, NOTHING, -1
+        stream.kept.tail, stream.kept.rows = 0, NOTHING
         stream.kept.recount()
     retention.newest = NewestPerKey(group) if is_per_key(group.settings) else None

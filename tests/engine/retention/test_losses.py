@@ -16,7 +16,7 @@ from mqfs.model import Wait
 from mqfs.net.audit import Audit
 from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
-from tests.support.queues import Queues
+from tests.support.queues import Queues, read, say
 
 STREAMS = [f"t{number}" for number in range(40)]
 
@@ -372,3 +372,19 @@ def test_dropping_the_last_message_brings_none_back(tmp_path: Path) -> None:
 def test_drops_of_a_stream_are_put_in_force_together() -> None:
     """Each line had all that were dropped counted again."""
     assert cost_of_drops(40) < 2 * cost_of_drops(1)
+
+
+def test_what_was_acked_before_a_reader_opened_is_not_lost_to_it() -> None:
+    queues = Queues("depth 20", "consumer w")
+    worker = queues.worker()
+    queues.write("s", *[b"early"] * 6)
+    for _ in range(6):
+        read(worker)
+    for sequence in (2, 3, 4):
+        say(worker, f"ack {sequence}")
+    assert queues.row()["messages"] == 3
+    queues.ctl("replay last")
+    reader = queues.at("s")
+    queues.write("s", *[b"y"] * 30)
+    with pytest.raises(errors.FellBehind, match="11 messages of s were lost"):  # the last early one, and ten
+        reader.read(100)
