@@ -151,6 +151,7 @@ def test_a_promote_that_failed_takes_nothing_over_later(engine: NatsServer) -> N
         assert primary.is_primary()
         assert not standby.is_primary()
         assert promote(standby).returncode == 0
+        eventually(standby.is_primary)  # it listens after the command has its answer
         assert standby.numbers() == list(range(15))
 
 
