@@ -353,7 +353,8 @@ def test_a_log_in_memory_is_read_and_written_while_it_is_trimmed(monkeypatch: py
         sequences, at = list[int](), bucket.end.next
         while at := bucket.reader.before(at, stream) or 0:
             record = bucket.reader.scan(at) if stream is None else bucket.reader.find(stream, at)
-            assert record is not None and record.sequence == at  # noqa: PT018
+            assert record is not None
+            assert record.sequence == at
             sequences.append(at)
         return sequences[::-1]
 
